@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+# The functions folders use to declare what they build:
+#   kvtier_add_library        kvtier_<name>, alias kvtier::<name>
+#   kvtier_add_executable     a program
+#   kvtier_add_test           a GoogleTest program and its one ctest entry
+#   kvtier_add_proto_library  protobuf messages and gRPC stubs
+# Sources are named relative to the calling folder and include each other from the repository
+# root: #include "tiers/tier.h".
+include_guard(GLOBAL)
+include(KvtierLayers)
+
+set(KVTIER_PROTO_ROOT "${PROJECT_SOURCE_DIR}/proto")
+
+function(_kvtier_reject_unparsed function)
+  if(arg_UNPARSED_ARGUMENTS OR arg_KEYWORDS_MISSING_VALUES)
+    message(FATAL_ERROR "${function}(${name}): unknown or empty arguments: "
+                        "${arg_UNPARSED_ARGUMENTS} ${arg_KEYWORDS_MISSING_VALUES}")
+  endif()
+endfunction()
+
+# kvtier_add_library(name SOURCES ... [PUBLIC libs...] [PRIVATE libs...] [LAYER layer])
+# Headers may stand among SOURCES; a library of headers only becomes INTERFACE.
+function(kvtier_add_library name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "LAYER" "SOURCES;PUBLIC;PRIVATE")
+  _kvtier_reject_unparsed(kvtier_add_library)
+  set(compiled ${arg_SOURCES})
+  list(FILTER compiled INCLUDE REGEX "\\.(cc|c|cu)$")
+  if(compiled)
+    add_library(kvtier_${name} STATIC ${arg_SOURCES})
+    target_link_libraries(kvtier_${name}
+      PUBLIC kvtier_options ${arg_PUBLIC}
+      PRIVATE kvtier_warnings kvtier_sanitizers ${arg_PRIVATE})
+  else()
+    add_library(kvtier_${name} INTERFACE)
+    target_link_libraries(kvtier_${name} INTERFACE kvtier_options ${arg_PUBLIC} ${arg_PRIVATE})
+  endif()
+  add_library(kvtier::${name} ALIAS kvtier_${name})
+  kvtier_set_layer(kvtier_${name} "${arg_LAYER}")
+endfunction()
+
+# Links what every program of ours needs: warnings, sanitizers and, for ThreadSanitizer, the
+# annotations of Debian's uninstrumented Abseil locks.
+function(_kvtier_link_program target)
+  target_link_libraries(${target} PRIVATE kvtier_options kvtier_warnings kvtier_sanitizers ${ARGN})
+  if(TARGET kvtier_tsan_absl)
+    target_link_libraries(${target} PRIVATE kvtier_tsan_absl)
+    set_target_properties(${target} PROPERTIES ENABLE_EXPORTS ON)
+  endif()
+endfunction()
+
+# kvtier_add_executable(name SOURCES ... [LIBS libs...] [LAYER layer])
+function(kvtier_add_executable name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "LAYER" "SOURCES;LIBS")
+  _kvtier_reject_unparsed(kvtier_add_executable)
+  add_executable(${name} ${arg_SOURCES})
+  _kvtier_link_program(${name} ${arg_LIBS})
+  kvtier_set_layer(${name} "${arg_LAYER}")
+endfunction()
+
+# kvtier_set_test_environment(test): what every ctest entry runs under.
+function(kvtier_set_test_environment test)
+  set(supp "${PROJECT_SOURCE_DIR}/deploy/sanitizers/tsan.supp")
+  set_property(TEST ${test} APPEND PROPERTY ENVIRONMENT
+    # Debian's libraries are not instrumented: a container filled there and read here would be
+    # reported as an overflow.
+    "ASAN_OPTIONS=detect_container_overflow=0:detect_stack_use_after_return=1:abort_on_error=0"
+    "UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1"
+    "TSAN_OPTIONS=suppressions=${supp}:halt_on_error=1:second_deadlock_stack=1:history_size=4")
+endfunction()
+
+# kvtier_add_test(name SOURCES ... [LIBS libs...] [LABELS labels...] [TIMEOUT seconds]
+#                 [ARGS args...] [DEPENDS targets...])
+# Default label: unit; default timeout: 60 s (sanitizer builds get five times as long). ARGS may
+# hold generator expressions such as $<TARGET_FILE:kvtierd>; name that target in DEPENDS.
+# A test may link any layer. Without KVTIER_TESTS this does nothing.
+function(kvtier_add_test name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT" "SOURCES;LIBS;LABELS;ARGS;DEPENDS")
+  _kvtier_reject_unparsed(kvtier_add_test)
+  if(NOT KVTIER_TESTS)
+    return()
+  endif()
+  add_executable(${name} ${arg_SOURCES})
+  _kvtier_link_program(${name} ${arg_LIBS} GTest::gtest_main GTest::gmock)
+  kvtier_set_layer(${name} tests)
+  if(arg_DEPENDS)
+    add_dependencies(${name} ${arg_DEPENDS})
+  endif()
+  if(NOT arg_LABELS)
+    set(arg_LABELS unit)
+  endif()
+  if(NOT arg_TIMEOUT)
+    set(arg_TIMEOUT 60)
+  endif()
+  set(launcher "")
+  if(NOT KVTIER_SANITIZE STREQUAL "")
+    math(EXPR arg_TIMEOUT "${arg_TIMEOUT} * 5")
+  endif()
+  if(KVTIER_SANITIZE STREQUAL "thread")
+    # GCC 12's runtime does not know the address layout of kernels with 32 bits of randomness.
+    set(launcher setarch --addr-no-randomize)
+  endif()
+  add_test(NAME ${name} COMMAND ${launcher} $<TARGET_FILE:${name}> ${arg_ARGS})
+  set_tests_properties(${name} PROPERTIES LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT})
+  kvtier_set_test_environment(${name})
+endfunction()
+
+# kvtier_add_proto_library(name PROTOS files... [PUBLIC libs...] [LAYER layer])
+# PROTOS are relative to the calling folder, which lies under proto/; imports are relative to
+# proto/ ("kvtier/v1/types.proto"). Generated headers are included as
+# "kvtier/v1/types.pb.h" or "proto/kvtier/v1/types.pb.h", both as system headers.
+function(kvtier_add_proto_library name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "LAYER" "PROTOS;PUBLIC")
+  _kvtier_reject_unparsed(kvtier_add_proto_library)
+  set(out_root "${PROJECT_BINARY_DIR}/proto")
+  list(TRANSFORM arg_PROTOS PREPEND "${CMAKE_CURRENT_SOURCE_DIR}/" OUTPUT_VARIABLE protos)
+  set(generated "")
+  foreach(proto IN LISTS protos)
+    file(RELATIVE_PATH stem "${KVTIER_PROTO_ROOT}" "${proto}")
+    string(REGEX REPLACE "\\.proto$" "" stem "${out_root}/${stem}")
+    set(outputs "${stem}.pb.cc" "${stem}.pb.h" "${stem}.grpc.pb.cc" "${stem}.grpc.pb.h")
+    add_custom_command(
+      OUTPUT ${outputs}
+      COMMAND "${CMAKE_COMMAND}" -E make_directory "${out_root}"
+      COMMAND protobuf::protoc "--proto_path=${KVTIER_PROTO_ROOT}" "--cpp_out=${out_root}"
+              "--grpc_out=${out_root}"
+              "--plugin=protoc-gen-grpc=$<TARGET_FILE:gRPC::grpc_cpp_plugin>" "${proto}"
+      # Any file of the library may import any other.
+      DEPENDS ${protos} protobuf::protoc gRPC::grpc_cpp_plugin
+      COMMENT "Generating C++ from ${proto}"
+      VERBATIM)
+    list(APPEND generated ${outputs})
+  endforeach()
+  add_library(kvtier_${name} STATIC ${generated})
+  add_library(kvtier::${name} ALIAS kvtier_${name})
+  target_include_directories(kvtier_${name} SYSTEM PUBLIC "${out_root}" "${PROJECT_BINARY_DIR}")
+  target_link_libraries(kvtier_${name}
+    PUBLIC kvtier_options protobuf::libprotobuf gRPC::grpc++ ${arg_PUBLIC}
+    PRIVATE kvtier_sanitizers)
+  set_target_properties(kvtier_${name} PROPERTIES CXX_CLANG_TIDY "")
+  kvtier_set_layer(kvtier_${name} "${arg_LAYER}")
+endfunction()
+
+if(KVTIER_SANITIZE STREQUAL "thread")
+  add_subdirectory("${PROJECT_SOURCE_DIR}/deploy/sanitizers" deploy/sanitizers)
+endif()

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+# Compiler cache, linker, and the three INTERFACE targets every target of ours links:
+#   kvtier_options     language level, include root; links through (PUBLIC)
+#   kvtier_warnings    warnings, as errors with KVTIER_WERROR; our code only, never generated code
+#   kvtier_sanitizers  flags of KVTIER_SANITIZE; our code and generated code
+include_guard(GLOBAL)
+include(CheckCXXSourceCompiles)
+
+find_program(KVTIER_CCACHE ccache)
+mark_as_advanced(KVTIER_CCACHE)
+foreach(lang IN ITEMS C CXX CUDA)
+  if(KVTIER_CCACHE AND NOT CMAKE_${lang}_COMPILER_LAUNCHER)
+    set(CMAKE_${lang}_COMPILER_LAUNCHER "${KVTIER_CCACHE}")
+  endif()
+endforeach()
+
+# The first linker that links a program with threads wins; a broken one is passed over.
+foreach(linker IN ITEMS mold lld)
+  set(CMAKE_REQUIRED_LINK_OPTIONS "-fuse-ld=${linker}")
+  check_cxx_source_compiles("#include <thread>
+int main() { std::jthread t([] {}); }" KVTIER_LINKS_WITH_${linker})
+  unset(CMAKE_REQUIRED_LINK_OPTIONS)
+  if(KVTIER_LINKS_WITH_${linker})
+    add_link_options("-fuse-ld=${linker}")
+    break()
+  endif()
+endforeach()
+
+add_library(kvtier_options INTERFACE)
+target_compile_features(kvtier_options INTERFACE cxx_std_20)
+target_compile_options(kvtier_options INTERFACE -fno-omit-frame-pointer)
+target_include_directories(kvtier_options INTERFACE "${PROJECT_SOURCE_DIR}")
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+
+add_library(kvtier_warnings INTERFACE)
+target_compile_options(kvtier_warnings INTERFACE
+  $<$<COMPILE_LANGUAGE:C,CXX>:-Wall -Wextra -Wpedantic -Wshadow -Wconversion>
+  $<$<COMPILE_LANG_AND_ID:CXX,Clang>:-Wthread-safety>
+  $<$<AND:$<BOOL:${KVTIER_WERROR}>,$<COMPILE_LANGUAGE:C,CXX>>:-Werror>)
+
+add_library(kvtier_sanitizers INTERFACE)
+if(KVTIER_SANITIZE STREQUAL "address,undefined")
+  set(sanitize_flags -fsanitize=address,undefined -fno-sanitize-recover=undefined)
+elseif(KVTIER_SANITIZE STREQUAL "thread")
+  set(sanitize_flags -fsanitize=thread)
+elseif(NOT KVTIER_SANITIZE STREQUAL "")
+  message(FATAL_ERROR "KVTIER_SANITIZE=\"${KVTIER_SANITIZE}\": use \"\", \"address,undefined\" or \"thread\"")
+endif()
+if(sanitize_flags)
+  target_compile_options(kvtier_sanitizers INTERFACE ${sanitize_flags})
+  target_link_options(kvtier_sanitizers INTERFACE ${sanitize_flags})
+endif()
