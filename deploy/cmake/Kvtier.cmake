@@ -3,6 +3,7 @@
 #   kvtier_add_library        kvtier_<name>, alias kvtier::<name>
 #   kvtier_add_executable     a program
 #   kvtier_add_test           a GoogleTest program and its one ctest entry
+#   kvtier_add_script_test    a ctest entry for a script or a program that is not a GoogleTest
 #   kvtier_add_proto_library  protobuf messages and gRPC stubs
 # Sources are named relative to the calling folder and include each other from the repository
 # root: #include "tiers/tier.h".
@@ -57,13 +58,38 @@ function(kvtier_add_executable name)
   kvtier_set_layer(${name} "${arg_LAYER}")
 endfunction()
 
-# kvtier_set_test_environment(test): what every ctest entry runs under.
-function(kvtier_set_test_environment test)
+# kvtier_add_script_test(name COMMAND command... [LABELS labels...] [TIMEOUT seconds])
+# Defaults as for kvtier_add_test. Exit status 77 means skipped; the script prints a line
+# "SKIPPED: reason". Programs it needs are built by the default target; name them with
+# $<TARGET_FILE:kvtierd>.
+function(kvtier_add_script_test name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT" "COMMAND;LABELS")
+  _kvtier_reject_unparsed(kvtier_add_script_test)
+  if(NOT KVTIER_TESTS)
+    return()
+  endif()
+  if(NOT arg_LABELS)
+    set(arg_LABELS unit)
+  endif()
+  if(NOT arg_TIMEOUT)
+    set(arg_TIMEOUT 60)
+  endif()
+  set(launcher "")
+  if(NOT KVTIER_SANITIZE STREQUAL "")
+    math(EXPR arg_TIMEOUT "${arg_TIMEOUT} * 5")
+  endif()
+  if(KVTIER_SANITIZE STREQUAL "thread")
+    # GCC 12's runtime does not know the address layout of kernels with 32 bits of randomness.
+    set(launcher setarch --addr-no-randomize)
+  endif()
   set(supp "${PROJECT_SOURCE_DIR}/deploy/sanitizers/tsan.supp")
-  set_property(TEST ${test} APPEND PROPERTY ENVIRONMENT
+  add_test(NAME ${name} COMMAND ${launcher} ${arg_COMMAND})
+  set_tests_properties(${name} PROPERTIES
+    LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT} SKIP_RETURN_CODE 77)
+  set_property(TEST ${name} PROPERTY ENVIRONMENT
     # Debian's libraries are not instrumented: a container filled there and read here would be
     # reported as an overflow.
-    "ASAN_OPTIONS=detect_container_overflow=0:detect_stack_use_after_return=1:abort_on_error=0"
+    "ASAN_OPTIONS=detect_container_overflow=0:detect_stack_use_after_return=1"
     "UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1"
     "TSAN_OPTIONS=suppressions=${supp}:halt_on_error=1:second_deadlock_stack=1:history_size=4")
 endfunction()
@@ -91,17 +117,8 @@ function(kvtier_add_test name)
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 60)
   endif()
-  set(launcher "")
-  if(NOT KVTIER_SANITIZE STREQUAL "")
-    math(EXPR arg_TIMEOUT "${arg_TIMEOUT} * 5")
-  endif()
-  if(KVTIER_SANITIZE STREQUAL "thread")
-    # GCC 12's runtime does not know the address layout of kernels with 32 bits of randomness.
-    set(launcher setarch --addr-no-randomize)
-  endif()
-  add_test(NAME ${name} COMMAND ${launcher} $<TARGET_FILE:${name}> ${arg_ARGS})
-  set_tests_properties(${name} PROPERTIES LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT})
-  kvtier_set_test_environment(${name})
+  kvtier_add_script_test(${name} COMMAND $<TARGET_FILE:${name}> ${arg_ARGS}
+                         LABELS ${arg_LABELS} TIMEOUT ${arg_TIMEOUT})
 endfunction()
 
 # kvtier_add_proto_library(name PROTOS files... [PUBLIC libs...] [LAYER layer])
