@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The library an inference engine links against: sessions, mapped tiers, zero-copy leases, contexts.
+//
+//   auto client = kvtier::client::Client::Connect({.run_dir = "/run/kvtierd"});
+//   auto ns = (*client)->RegisterLayout(layout);
+//   auto fill = (*client)->Reserve(*ns, parent, keys);        // slots, mapped into this process
+//   ... seal into fill->blocks[i].bytes ...
+//   (*client)->Commit(*ns, *fill);
+//   auto lease = (*client)->Acquire(*ns, keys);               // bytes in place, no copy
+//   ... decode over lease->blocks()[i].bytes ...
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "proto/base/key.h"
+#include "proto/base/layout.h"
+#include "proto/base/packed.h"
+
+namespace kvtier::client {
+
+struct ClientOptions {
+  // Directory of the daemon's sockets: kvtierd.sock, handles.sock.
+  std::string run_dir = "/run/kvtierd";
+  // Shown to operators, e.g. "vllm rank 0". At most 128 bytes.
+  std::string client_name = "kvtier-client";
+  // Deadline of calls that only touch the index.
+  uint32_t control_timeout_ms = 1000;
+  // Deadline of calls that may move bytes: Acquire, Reserve, PauseContext.
+  uint32_t transfer_timeout_ms = 10'000;
+  // How long Connect, and a call that finds the daemon gone, wait for it to answer again.
+  uint32_t reconnect_timeout_ms = 10'000;
+};
+
+// A namespace this client opened. Cheap to copy; stays valid over daemon restarts (the client opens
+// it again in each new session). Keys are built with HashBlock(hash, ...).
+struct Namespace {
+  uint32_t client_idx = 0;
+  NamespaceHash hash;
+  LayoutFingerprint layout;
+  uint32_t block_bytes = 0;
+};
+
+enum class Residency : uint8_t { kHbm = 1, kHost = 2, kNvme = 4 };
+
+// One block of a fill or lease. `bytes` is the slot in the mapped tier: writable in a fill, read-only
+// by contract (and by mapping) in a lease; empty unless status is kOk.
+struct MappedBlock {
+  BlockStatus status = BlockStatus::kMiss;
+  // 1 hbm, 2 host.
+  uint8_t tier = 0;
+  std::span<std::byte> bytes;
+  uint32_t crc32c = 0;
+};
+
+// Slots reserved for filling. Void after the daemon restarts (Commit then answers ABORTED).
+struct Fill {
+  uint64_t session_generation = 0;
+  std::vector<Key> keys;
+  std::vector<MappedBlock> blocks;
+};
+
+class Client;
+
+// Blocks leased for reading. Move-only; ends the lease when destroyed. Must not outlive its Client.
+// After the daemon restarted, the mapped bytes stay readable until the Lease is destroyed, and are
+// still those of the blocks: memory of a dead daemon is reused by nobody.
+class Lease {
+ public:
+  Lease() = default;
+  Lease(Lease&& other) noexcept;
+  Lease& operator=(Lease&& other) noexcept;
+  Lease(const Lease&) = delete;
+  Lease& operator=(const Lease&) = delete;
+  ~Lease();
+
+  // One per key asked for, in order.
+  std::span<const MappedBlock> blocks() const { return blocks_; }
+  // Blocks from the start whose status is kOk.
+  size_t ok_prefix_count() const;
+  // Ends the lease now. Idempotent. Errors are of no consequence to the caller: the session's end
+  // releases what a lost message did not.
+  void Release();
+
+ private:
+  friend class Client;
+  Client* client_ = nullptr;
+  uint64_t session_generation_ = 0;
+  uint64_t lease_id_ = 0;
+  std::vector<MappedBlock> blocks_;
+  // Keeps the mappings alive that the spans point into.
+  std::vector<std::shared_ptr<const void>> mappings_;
+};
+
+// Answer to a prefetch or resume; see kvtier.v1.Ticket.
+struct Ticket {
+  uint64_t ticket_id = 0;
+  uint32_t block_count = 0;
+  uint32_t covered_block_count = 0;
+  uint32_t ready_block_count = 0;
+  uint64_t pending_bytes = 0;
+  uint32_t eta_ms = 0;
+  bool eta_known = false;
+  bool done = false;
+};
+
+struct PauseResult {
+  uint64_t freed_bytes = 0;
+  uint64_t resident_bytes = 0;
+};
+
+struct ClientStats {
+  // Payload bytes this library copied between buffers for leases and fills. Stays 0 on mapped tiers.
+  uint64_t copied_bytes = 0;
+  uint64_t mapped_segment_count = 0;
+  // Sessions opened after the first.
+  uint64_t reopen_count = 0;
+};
+
+// A connection to one daemon. Thread-safe; calls block until answered or until their deadline.
+//
+// When the daemon restarts, the call that notices re-opens the session (within
+// reconnect_timeout_ms) and namespaces. Lookup, Acquire, Prefetch and context calls are then repeated
+// once; Reserve and Commit of an old session answer ABORTED (SESSION_UNKNOWN), and the caller starts
+// its sequence again. Contexts are gone after a restart: context calls answer NOT_FOUND.
+// Errors of every call: UNAVAILABLE (daemon not reachable in time), DEADLINE_EXCEEDED,
+// INVALID_ARGUMENT.
+// Not usable in a child after fork(): every call there answers FAILED_PRECONDITION.
+class Client {
+ public:
+  static absl::StatusOr<std::unique_ptr<Client>> Connect(ClientOptions options);
+  ~Client();
+  Client(const Client&) = delete;
+  Client& operator=(const Client&) = delete;
+
+  absl::StatusOr<Namespace> RegisterLayout(const Layout& layout, std::string_view adapter = {},
+                                           std::string_view salt = {});
+
+  // One byte (Residency bits) per block from the start of the chain, up to the first gap.
+  absl::StatusOr<std::vector<uint8_t>> Lookup(const Namespace& ns, std::span<const Key> keys);
+
+  // `tier`: 1 hbm, 2 host.
+  absl::StatusOr<Fill> Reserve(const Namespace& ns, const std::optional<Key>& parent,
+                               std::span<const Key> keys, uint8_t tier = 1);
+  // Publishes the OK blocks of a fill; computes their CRC-32C from the mapped bytes. Per block of the
+  // fill: kOk, or what the fill said, or kPrecondition.
+  absl::StatusOr<std::vector<BlockStatus>> Commit(const Namespace& ns, const Fill& fill);
+  absl::Status Abort(const Namespace& ns, const Fill& fill);
+
+  absl::StatusOr<Lease> Acquire(const Namespace& ns, std::span<const Key> keys);
+  // Checks a leased block against the CRC-32C of its commit; reports and answers DATA_LOSS when it
+  // does not match.
+  absl::Status Verify(const Namespace& ns, const Key& key, const MappedBlock& block);
+  absl::Status ReportBad(const Namespace& ns, std::span<const Key> keys);
+
+  absl::StatusOr<Ticket> Prefetch(const Namespace& ns, std::span<const Key> keys);
+  absl::StatusOr<Ticket> GetTicket(uint64_t ticket_id);
+  absl::Status CancelPrefetch(uint64_t ticket_id);
+
+  // By value, for callers that cannot map the tiers: `payloads` holds keys.size() blocks.
+  absl::StatusOr<std::vector<BlockStatus>> Write(const Namespace& ns,
+                                                 const std::optional<Key>& parent,
+                                                 std::span<const Key> keys,
+                                                 std::span<const std::byte> payloads);
+  // The payloads of the blocks from the start up to the first that is not OK.
+  absl::StatusOr<std::vector<std::byte>> Read(const Namespace& ns, std::span<const Key> keys);
+
+  absl::StatusOr<uint32_t> CreateContext(const Namespace& ns, std::string_view context);
+  absl::StatusOr<uint32_t> AppendContext(const Namespace& ns, std::string_view context,
+                                         uint32_t base_block_count, std::span<const Key> keys);
+  // expected_resume_ms: 0 unknown.
+  absl::StatusOr<PauseResult> PauseContext(const Namespace& ns, std::string_view context,
+                                           uint32_t expected_resume_ms = 0);
+  // needed_in_ms: 0 as soon as possible.
+  absl::StatusOr<Ticket> ResumeContext(const Namespace& ns, std::string_view context,
+                                       uint32_t needed_in_ms = 0);
+  absl::StatusOr<uint32_t> ForkContext(const Namespace& ns, std::string_view parent,
+                                       std::string_view context, uint32_t block_count);
+  absl::StatusOr<uint64_t> CloseContext(const Namespace& ns, std::string_view context, bool drop);
+
+  // The daemon's boot id in the present session.
+  uint64_t epoch() const;
+  ClientStats stats() const;
+
+ private:
+  friend class Lease;
+  class Impl;
+  explicit Client(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace kvtier::client

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Decisions about blocks as data: no clock, no thread, no I/O. The store core and the simulator
+// drive the same objects.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+
+namespace kvtier::policy {
+
+// Index of a block in the caller's tables.
+using BlockRef = uint32_t;
+
+// Index of a tier, fastest first: 0 hbm, 1 host, 2 nvme.
+using TierIdx = uint32_t;
+inline constexpr TierIdx kTierCount = 3;
+
+// What a decision may look at.
+struct BlockFacts {
+  // Position of the last use in the order of all uses. Blocks of one call share it.
+  uint64_t last_use_seq = 0;
+  uint64_t last_use_ms = 0;
+  // Blocks before this one in its chain: of equally old blocks the deepest goes first.
+  uint32_t depth = 0;
+  uint32_t use_count = 0;
+  uint32_t bytes = 0;
+  // An active context holds it.
+  bool in_active_context = false;
+};
+
+// Ranks the blocks that may leave each tier. Single-thread (its owner's lock). A candidate is a block
+// with a replica on the tier, not pinned, and with no child on that tier or a faster one: the caller
+// adds and removes candidates as these facts change, so a suffix always goes before its prefix.
+class EvictionPolicy {
+ public:
+  virtual ~EvictionPolicy() = default;
+
+  // Adds a candidate or changes its facts.
+  virtual void Upsert(TierIdx tier, BlockRef block, const BlockFacts& facts) = 0;
+  // Removes a candidate; nothing happens if it is none.
+  virtual void Erase(TierIdx tier, BlockRef block) = 0;
+  // The candidate that is worth least, which stays a candidate; empty when there is none.
+  virtual std::optional<BlockRef> Victim(TierIdx tier) const = 0;
+  // The same among blocks of no active context.
+  virtual std::optional<BlockRef> IdleVictim(TierIdx tier) const = 0;
+};
+
+// Leaf-first LRU: blocks of active contexts last, then by last use, then the deepest first.
+std::unique_ptr<EvictionPolicy> NewLruPolicy();
+
+// Which blocks are worth a write to nvme when host memory needs their room.
+enum class Admission : uint8_t {
+  // Every block.
+  kAll,
+  // Blocks used at least twice (written and read once).
+  kSeenAgain,
+};
+absl::StatusOr<Admission> ParseAdmission(std::string_view name);
+bool Admit(Admission admission, const BlockFacts& facts);
+
+// Demotion starts above `high` and goes on down to `low`, as shares of capacity, 0 < low <= high <= 1.
+struct Watermarks {
+  double high = 0.95;
+  double low = 0.90;
+};
+
+// Bytes that should leave now. `leaving` is what is on its way out already; `draining` says that an
+// earlier call asked for bytes and `low` was not reached yet.
+uint64_t BytesToDemote(const Watermarks& marks, uint64_t capacity_bytes, uint64_t used_bytes,
+                       uint64_t leaving_bytes, bool draining);
+
+}  // namespace kvtier::policy
