@@ -53,11 +53,12 @@ struct DecodeArgs {
 
 // Fused decode attention in one pass: dequantizes each tile where it lies, online softmax, FP32
 // accumulation. No sequence at all (no sealed and no tail token) gives out = 0 and lse = -inf.
-// Uses about 48 KiB of stack, allocates nothing, does not block. Thread-safe for disjoint outputs.
-// A split of a sequence is a call over a part of its block table; merge the results with
-// MergeDecode (only one of the parts has the tail).
-// Errors: kInvalidArgument when a requirement above is not met, before anything is read or written;
-// kDataLoss if a tile holds a scale byte above 0x7E: out and lse are unspecified then.
+// Uses about 32 KiB of stack, allocates nothing, does not block. Thread-safe for disjoint outputs.
+// A tail value that is not finite makes its heads' results not finite. A split of a sequence is a
+// call over a part of its block table; merge the results with MergeDecode (only one of the parts
+// has the tail). Errors: kInvalidArgument when a requirement above is not met, before anything is
+// read or written; kDataLoss if a tile holds a scale byte above 0x7E: out and lse are unspecified
+// then.
 Status Decode(const DecodeArgs& args);
 
 // The result of one split: out [query_head_count][head_dim], lse [query_head_count]. A row whose
