@@ -153,7 +153,11 @@ QuantizeFlags Quantize16(const float x[kVectorDims], float g, uint8_t codes[kVec
   float amax = std::bit_cast<float>(amax_bits);
   if (has_nan) {
     amax = 0.0F;
-    for (uint32_t i = 0; i < kVectorDims; ++i) amax = std::fmax(amax, std::fabs(x[i]));
+    // Not std::fmax: it turns a signaling NaN into its result.
+    for (uint32_t i = 0; i < kVectorDims; ++i) {
+      const float a = std::fabs(x[i]);
+      if (a > amax) amax = a;
+    }
   }
   // 1 / g is exact. The clamp keeps infinity out of the division (and of reciprocal forms of it).
   const float z = std::fmin(amax * (1.0F / g), kE4m3Max * kE2m1Max);

@@ -239,7 +239,8 @@ TEST(Quantize16, InfinitySaturatesItsVector) {
 }
 
 TEST(Quantize16, NanBecomesCode7AndStaysOutOfTheMaximum) {
-  for (const float nan : {kNan, -kNan}) {
+  const float signaling_nan = std::bit_cast<float>(0x7F810000U);
+  for (const float nan : {kNan, -kNan, signaling_nan}) {
     for (uint32_t position = 0; position < kVectorDims; ++position) {
       float x[kVectorDims];
       for (uint32_t i = 0; i < kVectorDims; ++i) x[i] = i % 3 == 0 ? -6.0F : 1.0F;
@@ -311,6 +312,14 @@ TEST(Quantize16, FourOverSixKeepsTheUsualScaleForNonfiniteErrors) {
   uint8_t scale = 0;
   Quantize16(x, 1.0F, codes, &scale, ScaleSearch::kFourOverSix);
   EXPECT_EQ(scale, E4m3EncodeOracle(4.0F / 6.0F));
+}
+
+TEST(Quantize16, FourOverSixKeepsTheUsualScaleOnATie) {
+  const float x[kVectorDims] = {6.0F};  // Exact as 6 * 1 and as 4 * 1.5.
+  uint8_t codes[kVectorCodeBytes];
+  uint8_t scale = 0;
+  Quantize16(x, 1.0F, codes, &scale, ScaleSearch::kFourOverSix);
+  EXPECT_EQ(scale, 0x38);
 }
 
 TEST(Dequantize16, IsExactForEveryScaleAndCodeAndExactInBf16) {
