@@ -59,7 +59,7 @@ static_assert(kE4m3Values[0x38] == 1.0F && kE4m3Values[kScaleByteMax] == kE4m3Ma
 
 struct Candidate {
   uint8_t scale = 0;
-  uint8_t codes[kVectorDims] = {};
+  uint32_t codes[kVectorDims] = {};  // As wide as the values: the compiler vectorizes the compares.
 };
 
 // Codes of x for the scale byte nearest to s.
@@ -69,7 +69,7 @@ Candidate EncodeWithScale(const float x[kVectorDims], float s, float g, bool has
   if (result.scale == 0) return result;  // Canonical: all codes zero, signs and NaNs included.
   const Thresholds thresholds(kE4m3Values[result.scale] * g);
   for (uint32_t i = 0; i < kVectorDims; ++i) {
-    result.codes[i] = static_cast<uint8_t>(CodeOf(x[i], thresholds));
+    result.codes[i] = CodeOf(x[i], thresholds);
   }
   if (has_nan) {
     for (uint32_t i = 0; i < kVectorDims; ++i) {
@@ -182,14 +182,6 @@ void Dequantize16(const uint8_t codes[kVectorCodeBytes], uint8_t scale, float g,
     out[2 * i] = kE2m1Values[codes[i] & 0xFU] * step;
     out[2 * i + 1] = kE2m1Values[codes[i] >> 4] * step;
   }
-}
-
-float Bf16ToFloat(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); }
-
-uint16_t FloatToBf16(float x) {
-  const uint32_t bits = std::bit_cast<uint32_t>(x);
-  if (std::isnan(x)) return static_cast<uint16_t>(bits >> 16 | 0x0040U);
-  return static_cast<uint16_t>((bits + 0x7FFFU + (bits >> 16 & 1U)) >> 16);
 }
 
 float Fp16ToFloat(uint16_t bits) {

@@ -3,6 +3,7 @@
 #define KVTIER_KERNELS_NVFP4_H_
 
 #include <array>
+#include <bit>
 #include <cstdint>
 
 #include "kernels/status.h"
@@ -95,9 +96,14 @@ void Dequantize16(const uint8_t codes[kVectorCodeBytes], uint8_t scale, float g,
 
 // Bit patterns of 16-bit floats. Narrowing rounds to nearest even, overflows to infinity and keeps
 // NaN a (quiet) NaN with its sign.
-float Bf16ToFloat(uint16_t bits);
+constexpr float Bf16ToFloat(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); }
+constexpr uint16_t FloatToBf16(float x) {
+  const uint32_t bits = std::bit_cast<uint32_t>(x);
+  const bool is_nan = (bits & 0x7FFFFFFFU) > 0x7F800000U;
+  const uint32_t rounded = (bits + 0x7FFFU + (bits >> 16 & 1U)) >> 16;
+  return static_cast<uint16_t>(is_nan ? bits >> 16 | 0x0040U : rounded);
+}
 float Fp16ToFloat(uint16_t bits);
-uint16_t FloatToBf16(float x);
 uint16_t FloatToFp16(float x);
 
 }  // namespace kvtier::kernels
