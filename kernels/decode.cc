@@ -44,14 +44,14 @@ class TileRows {
     for (uint32_t vector_idx = 0; vector_idx < VectorsPerToken(shape_); ++vector_idx) {
       LoadVector(KCodeOffset(shape_, token_idx, vector_idx),
                  KScaleByteOffset(shape_, token_idx, vector_idx), g_k_,
-                 row + vector_idx * kVectorDims);
+                 row + uint64_t{vector_idx} * kVectorDims);
     }
   }
   void LoadV(uint32_t token_idx, float* row) const {
     for (uint32_t vector_idx = 0; vector_idx < VectorsPerToken(shape_); ++vector_idx) {
       LoadVector(VCodeOffset(shape_, token_idx, vector_idx),
                  VScaleByteOffset(shape_, token_idx, vector_idx), g_v_,
-                 row + vector_idx * kVectorDims);
+                 row + uint64_t{vector_idx} * kVectorDims);
     }
   }
 

@@ -3,6 +3,7 @@
 
 #include <bit>
 #include <cmath>
+#include <cstddef>
 #include <limits>
 
 namespace kvtier::kernels {
@@ -168,7 +169,7 @@ QuantizeFlags Quantize16(const float x[kVectorDims], float g, uint8_t codes[kVec
     const float error_four = SquaredError(x, four, g);
     if (error_four < error_six) best = four;
   }
-  for (uint32_t i = 0; i < kVectorCodeBytes; ++i) {
+  for (size_t i = 0; i < kVectorCodeBytes; ++i) {
     codes[i] = static_cast<uint8_t>(best.codes[2 * i] | best.codes[2 * i + 1] << 4);
   }
   *scale = best.scale;
@@ -178,7 +179,7 @@ QuantizeFlags Quantize16(const float x[kVectorDims], float g, uint8_t codes[kVec
 void Dequantize16(const uint8_t codes[kVectorCodeBytes], uint8_t scale, float g,
                   float out[kVectorDims]) {
   const float step = kE4m3Values[scale] * g;
-  for (uint32_t i = 0; i < kVectorCodeBytes; ++i) {
+  for (size_t i = 0; i < kVectorCodeBytes; ++i) {
     out[2 * i] = kE2m1Values[codes[i] & 0xFU] * step;
     out[2 * i + 1] = kE2m1Values[codes[i] >> 4] * step;
   }

@@ -29,7 +29,7 @@ void SealRows(const TileShape& shape, const ConstRows& rows, float g, ScaleSearc
     }
     for (uint32_t vector_idx = 0; vector_idx < VectorsPerToken(shape); ++vector_idx) {
       const QuantizeFlags flags = Quantize16(
-          row + vector_idx * kVectorDims, g,
+          row + uint64_t{vector_idx} * kVectorDims, g,
           reinterpret_cast<uint8_t*>(tile + code_offset(shape, token_idx, vector_idx)),
           reinterpret_cast<uint8_t*>(tile + scale_offset(shape, token_idx, vector_idx)), search);
       stats->nonfinite_count += flags.nonfinite ? 1 : 0;

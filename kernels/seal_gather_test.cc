@@ -201,8 +201,8 @@ TEST_F(SealErrors, StatsCountNonfiniteAndSaturatedVectors) {
 
 TEST(Gather, RefusesEveryScaleByteThatIsNeverWritten) {
   const TileShape shape{.block_tokens = 16, .head_dim = 64};
-  std::vector<float> k(16 * 64, 3.0F);
-  std::vector<float> v(16 * 64, 3.0F);
+  std::vector<float> k(uint64_t{16} * 64, 3.0F);
+  std::vector<float> v(uint64_t{16} * 64, 3.0F);
   const MutableRows k_rows{.type = ElementType::kFp32, .data = k.data(), .token_stride = 64};
   const MutableRows v_rows{.type = ElementType::kFp32, .data = v.data(), .token_stride = 64};
   for (uint32_t byte = 0; byte < 256; ++byte) {
@@ -223,7 +223,7 @@ TEST(Gather, RefusesEveryScaleByteThatIsNeverWritten) {
 TEST(Gather, RefusesBadArguments) {
   const TileShape shape{.block_tokens = 16, .head_dim = 64};
   const std::vector<std::byte> tile(TileBytes(shape));
-  std::vector<float> data(16 * 64);
+  std::vector<float> data(uint64_t{16} * 64);
   const MutableRows good{.type = ElementType::kFp32, .data = data.data(), .token_stride = 64};
   const auto gather = [&](std::span<const std::byte> bytes, float g, const MutableRows& v) {
     return GatherTile(shape, bytes, g, 1.0F, good, v).code();

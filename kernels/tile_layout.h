@@ -83,7 +83,7 @@ constexpr uint64_t KCodeOffset(const TileShape& shape, uint32_t token_idx, uint3
   const uint32_t dims_left = shape.head_dim - panel_idx * kKPanelDims;
   const uint32_t row_bytes = (dims_left < kKPanelDims ? dims_left : kKPanelDims) / 2;
   return KDataOffset(shape) + uint64_t{panel_idx} * shape.block_tokens * (kKPanelDims / 2) +
-         uint64_t{token_idx} * row_bytes + (vector_idx % kPanelVectors) * kVectorCodeBytes;
+         uint64_t{token_idx} * row_bytes + uint64_t{vector_idx % kPanelVectors} * kVectorCodeBytes;
 }
 
 constexpr uint64_t KScaleByteOffset(const TileShape& shape, uint32_t token_idx,
@@ -93,9 +93,9 @@ constexpr uint64_t KScaleByteOffset(const TileShape& shape, uint32_t token_idx,
 
 // The 8 code bytes of V's dims [16 * vector_idx, 16 * vector_idx + 16) of one token.
 constexpr uint64_t VCodeOffset(const TileShape& shape, uint32_t token_idx, uint32_t vector_idx) {
-  const uint32_t tok = token_idx % kVGroupTokens;
-  const uint32_t t = tok / 4;
-  const uint32_t h = tok % 4 / 2;
+  const uint64_t tok = token_idx % kVGroupTokens;
+  const uint64_t t = tok / 4;
+  const uint64_t h = tok % 4 / 2;
   const uint64_t group =
       VDataOffset(shape) + uint64_t{token_idx / kVGroupTokens} * kVGroupTokens * shape.head_dim / 2;
   return group + uint64_t{vector_idx} * 128 + t * 32 + 16 * (h ^ (vector_idx & 1)) + 8 * (tok & 1);
@@ -105,7 +105,7 @@ constexpr uint64_t VScaleByteOffset(const TileShape& shape, uint32_t token_idx,
                                     uint32_t vector_idx) {
   return VScaleOffset(shape) +
          uint64_t{token_idx / kVScaleGroupTokens} * kVScaleGroupTokens * VectorsPerToken(shape) +
-         vector_idx * kVScaleGroupTokens + token_idx % kVScaleGroupTokens;
+         uint64_t{vector_idx} * kVScaleGroupTokens + token_idx % kVScaleGroupTokens;
 }
 
 struct BlockShape {
