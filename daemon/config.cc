@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "daemon/config.h"
+
+#include <toml++/toml.h>
+
+#include <algorithm>
+#include <set>
+
+#include "daemon/config_keys.h"
+#include "proto/base/status_util.h"
+
+namespace kvtier {
+namespace {
+
+constexpr size_t kTenantsMax = 256;
+constexpr size_t kTenantNameBytesMax = 64;
+
+RawValue FromToml(const toml::node& node) {
+  if (const auto* integer = node.as_integer()) {
+    return {RawKind::kInteger, absl::StrFormat("%d", integer->get())};
+  }
+  if (const auto* real = node.as_floating_point()) {
+    return {RawKind::kFloat, absl::StrFormat("%g", real->get())};
+  }
+  if (const auto* boolean = node.as_boolean()) {
+    return {RawKind::kBool, boolean->get() ? "true" : "false"};
+  }
+  if (const auto* text = node.as_string()) return {RawKind::kString, text->get()};
+  return {RawKind::kOther, node.is_table() ? "a table" : "an array or date"};
+}
+
+std::string Where(const std::string& file, const toml::node& node) {
+  return absl::StrFormat("%s:%d", file, node.source().begin.line);
+}
+
+// `uids` must be an array of integers that fit a uid.
+absl::StatusOr<std::vector<uint32_t>> ParseUids(const toml::node& node) {
+  const auto error = Invalid("tenant.uids: needs an array of 1..1024 integers in 0..4294967294");
+  const toml::array* array = node.as_array();
+  if (array == nullptr || array->empty() || array->size() > 1024) return error;
+  std::vector<uint32_t> uids;
+  for (const toml::node& item : *array) {
+    const auto* uid = item.as_integer();
+    if (uid == nullptr || uid->get() < 0 || uid->get() > 4294967294LL) return error;
+    uids.push_back(static_cast<uint32_t>(uid->get()));
+  }
+  return uids;
+}
+
+bool IsTenantName(std::string_view name) {
+  const auto allowed = [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' ||
+           c == '_' || c == '.';
+  };
+  return !name.empty() && name.size() <= kTenantNameBytesMax &&
+         std::all_of(name.begin(), name.end(), allowed);
+}
+
+absl::StatusOr<TenantConfig> ParseTenant(const toml::node& node) {
+  const toml::table* table = node.as_table();
+  if (table == nullptr) return Invalid("tenant: each must be a [[tenant]] table");
+  TenantConfig tenant;
+  for (const auto& [key, value] : *table) {
+    if (key.str() == "name") {
+      const auto* name = value.as_string();
+      if (name == nullptr || !IsTenantName(name->get())) {
+        return Invalid("tenant.name: needs 1..64 of the characters A-Z a-z 0-9 . _ -");
+      }
+      tenant.name = name->get();
+    } else if (key.str() == "uids") {
+      KVT_ASSIGN_OR_RETURN(tenant.uids, ParseUids(value));
+    } else {
+      return Invalid("tenant.%s: unknown key (known: name, uids)", key.str());
+    }
+  }
+  if (tenant.name.empty()) return Invalid("tenant.name: missing");
+  if (tenant.uids.empty()) return Invalid("tenant.uids: missing for tenant %s", tenant.name);
+  return tenant;
+}
+
+absl::Status ParseTenants(const toml::node& node, Config* config) {
+  const toml::array* tenants = node.as_array();
+  if (tenants == nullptr) return Invalid("tenant: each must be a [[tenant]] table");
+  if (tenants->size() > kTenantsMax) return Invalid("tenant: more than %d", kTenantsMax);
+  std::set<std::string> names;
+  std::set<uint32_t> uids;
+  for (const toml::node& item : *tenants) {
+    KVT_ASSIGN_OR_RETURN(TenantConfig tenant, ParseTenant(item));
+    if (!names.insert(tenant.name).second) {
+      return Invalid("tenant.name: %s appears twice", tenant.name);
+    }
+    for (const uint32_t uid : tenant.uids) {
+      if (!uids.insert(uid).second) {
+        return Invalid("tenant.uids: uid %d belongs to two tenants", uid);
+      }
+    }
+    config->tenants.push_back(std::move(tenant));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ApplySection(const std::string& file, std::string_view section, const toml::node& node,
+                          Config* config) {
+  const toml::table* table = node.as_table();
+  if (table == nullptr || !IsConfigSection(section)) {
+    return Invalid("%s [%s]", UnknownKey(section).message(), Where(file, node));
+  }
+  for (const auto& [key, value] : *table) {
+    const std::string name = absl::StrFormat("%s.%s", section, key.str());
+    if (absl::Status set = SetConfigKey(name, FromToml(value), config); !set.ok()) {
+      return Invalid("%s [%s]", set.message(), Where(file, value));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Debian's toml++ reports errors by exception; they end here.
+absl::StatusOr<toml::table> ParseFile(const std::string& file) {
+  try {
+    return toml::parse_file(file);
+  } catch (const toml::parse_error& error) {
+    return Invalid("%s:%d: %s", file, error.source().begin.line, error.description());
+  }
+}
+
+absl::Status ApplyFile(const std::string& file, Config* config) {
+  KVT_ASSIGN_OR_RETURN(const toml::table table, ParseFile(file));
+  for (const auto& [key, value] : table) {
+    if (key.str() != "tenant") {
+      KVT_RETURN_IF_ERROR(ApplySection(file, key.str(), value, config));
+    } else if (absl::Status tenants = ParseTenants(value, config); !tenants.ok()) {
+      return Invalid("%s [%s]", tenants.message(), Where(file, value));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ApplyEnvironment(const std::vector<std::string>& environment, Config* config) {
+  for (const std::string& entry : environment) {
+    const size_t equals = entry.find('=');
+    if (equals == std::string::npos) continue;
+    const std::string name = entry.substr(0, equals);
+    const std::string key = ConfigKeyOfEnvironment(name);
+    if (key.empty()) continue;
+    absl::Status set = SetConfigKey(key, {RawKind::kText, entry.substr(equals + 1)}, config);
+    if (!set.ok()) return Invalid("%s [environment %s]", set.message(), name);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckMarks(std::string_view section, double low, double high) {
+  if (low <= high) return absl::OkStatus();
+  return Invalid("%s.low_watermark: %g is above %s.high_watermark %g", section, low, section, high);
+}
+
+absl::Status CheckSegments(std::string_view section, uint64_t segment_bytes,
+                           uint64_t capacity_bytes) {
+  if (segment_bytes % 4096 != 0) {
+    return Invalid("%s.segment_bytes: %d is not a multiple of 4 KiB", section, segment_bytes);
+  }
+  if (segment_bytes > capacity_bytes) {
+    return Invalid("%s.segment_bytes: %s is above %s.capacity_bytes %s", section,
+                   FormatBytes(segment_bytes), section, FormatBytes(capacity_bytes));
+  }
+  return absl::OkStatus();
+}
+
+// What no key can tell alone.
+absl::Status CheckTogether(const Config& config) {
+  KVT_RETURN_IF_ERROR(CheckMarks("hbm", config.hbm.low_watermark, config.hbm.high_watermark));
+  KVT_RETURN_IF_ERROR(CheckMarks("host", config.host.low_watermark, config.host.high_watermark));
+  KVT_RETURN_IF_ERROR(CheckMarks("nvme", config.nvme.low_watermark, config.nvme.high_watermark));
+  KVT_RETURN_IF_ERROR(CheckSegments("hbm", config.hbm.segment_bytes, config.hbm.capacity_bytes));
+  KVT_RETURN_IF_ERROR(CheckSegments("host", config.host.segment_bytes, config.host.capacity_bytes));
+  return CheckSegments("nvme", config.nvme.segment_bytes, config.nvme.capacity_bytes);
+}
+
+}  // namespace
+
+absl::StatusOr<Config> LoadConfig(const ConfigSources& sources) {
+  Config config;
+  if (!sources.file.empty()) KVT_RETURN_IF_ERROR(ApplyFile(sources.file, &config));
+  KVT_RETURN_IF_ERROR(ApplyEnvironment(sources.environment, &config));
+  for (const auto& [key, value] : sources.flags) {
+    absl::Status set = SetConfigKey(key, {RawKind::kText, value}, &config);
+    if (!set.ok()) return Invalid("%s [flag --%s]", set.message(), key);
+  }
+  KVT_RETURN_IF_ERROR(CheckTogether(config));
+  return config;
+}
+
+}  // namespace kvtier

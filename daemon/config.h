@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What an operator can set. One table (config.cc) names every key with its type, unit, range and
+// meaning; parsing, validation, --help and --print-config are generated from it.
+// Sources, strongest first: flags --section.key=VALUE, environment KVTIER_SECTION_KEY, TOML file,
+// defaults.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace kvtier {
+
+// Processes of these uids are this tenant.
+struct TenantConfig {
+  std::string name;
+  std::vector<uint32_t> uids;
+};
+
+struct MemoryTierConfig {
+  uint64_t capacity_bytes = 0;
+  uint64_t segment_bytes = 0;
+  double high_watermark = 0.95;
+  double low_watermark = 0.90;
+};
+
+struct ServerConfig {
+  std::string run_dir = "/run/kvtierd";
+  std::string data_dir = "/var/lib/kvtierd";
+  uint32_t socket_mode = 0660;
+  uint32_t sessions_max = 1024;
+  uint32_t drain_timeout_ms = 20'000;
+  // "same": uid 0 and the daemon's own uid are the tenant "default". "any": every uid that no other
+  // tenant names is.
+  std::string default_tenant_uids = "same";
+};
+
+struct NvmeConfig {
+  bool enabled = true;
+  uint64_t capacity_bytes = 1ULL << 30;
+  uint64_t segment_bytes = 64ULL << 20;
+  std::string io_engine = "auto";
+  std::string admission = "all";
+  double high_watermark = 0.95;
+  double low_watermark = 0.90;
+};
+
+struct LogConfig {
+  std::string level = "info";
+  std::string format = "text";
+};
+
+// A plain value.
+struct Config {
+  ServerConfig server;
+  MemoryTierConfig hbm{.capacity_bytes = 64ULL << 20, .segment_bytes = 16ULL << 20};
+  MemoryTierConfig host{.capacity_bytes = 256ULL << 20, .segment_bytes = 32ULL << 20};
+  NvmeConfig nvme;
+  LogConfig log;
+  // [[tenant]] tables of the file, in order.
+  std::vector<TenantConfig> tenants;
+};
+
+struct ConfigSources {
+  // Empty: no file.
+  std::string file;
+  // "NAME=VALUE", as in environ. Names that are not KVTIER_<known section>_... are left alone.
+  std::vector<std::string> environment;
+  // Key ("hbm.capacity_bytes") and value.
+  std::vector<std::pair<std::string, std::string>> flags;
+};
+
+// INVALID_ARGUMENT with one line that names key, range and source.
+absl::StatusOr<Config> LoadConfig(const ConfigSources& sources);
+
+// A TOML file that, loaded, gives `config`; every key with its meaning and range as a comment.
+std::string PrintConfig(const Config& config);
+
+// One paragraph a key, for --help.
+std::string ConfigHelp();
+
+// 67108864 -> "64 MiB"; a number of bytes that is no whole unit is printed in bytes.
+std::string FormatBytes(uint64_t bytes);
+
+}  // namespace kvtier

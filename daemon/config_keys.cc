@@ -1,0 +1,341 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "daemon/config_keys.h"
+
+#include <algorithm>
+#include <cctype>
+#include <charconv>
+#include <cmath>
+#include <optional>
+#include <variant>
+
+#include "proto/base/status_util.h"
+
+namespace kvtier {
+namespace {
+
+constexpr uint64_t kKiB = 1ULL << 10;
+constexpr uint64_t kMiB = 1ULL << 20;
+constexpr uint64_t kGiB = 1ULL << 30;
+constexpr uint64_t kTiB = 1ULL << 40;
+
+// Kinds of keys: where the value lies in Config, and what it takes.
+struct BytesKey {
+  uint64_t& (*field)(Config&);
+  uint64_t min;
+  uint64_t max;
+};
+struct IntegerKey {
+  uint32_t& (*field)(Config&);
+  uint32_t min;
+  uint32_t max;
+};
+struct ModeKey {
+  uint32_t& (*field)(Config&);
+};
+struct RatioKey {
+  double& (*field)(Config&);
+};
+struct BoolKey {
+  bool& (*field)(Config&);
+};
+struct PathKey {
+  std::string& (*field)(Config&);
+};
+struct ChoiceKey {
+  std::string& (*field)(Config&);
+  std::vector<std::string_view> choices;
+};
+
+struct KeySpec {
+  std::string_view name;
+  std::variant<BytesKey, IntegerKey, ModeKey, RatioKey, BoolKey, PathKey, ChoiceKey> kind;
+  std::string_view help;
+};
+
+#define KVTIER_FIELD(member) [](Config& c) -> auto& { return c.member; }
+
+const std::vector<KeySpec>& Keys() {
+  static const std::vector<KeySpec> keys = {
+      {"server.run_dir", PathKey{KVTIER_FIELD(server.run_dir)},
+       "Directory of the sockets kvtierd.sock, handles.sock, admin.sock and of the lock."},
+      {"server.data_dir", PathKey{KVTIER_FIELD(server.data_dir)},
+       "Directory of what survives a restart: the nvme tier."},
+      {"server.socket_mode", ModeKey{KVTIER_FIELD(server.socket_mode)},
+       "Permissions of kvtierd.sock and handles.sock. admin.sock is always 0600."},
+      {"server.sessions_max", IntegerKey{KVTIER_FIELD(server.sessions_max), 1, 65'536},
+       "Engine processes connected at once."},
+      {"server.drain_timeout_ms", IntegerKey{KVTIER_FIELD(server.drain_timeout_ms), 100, 600'000},
+       "Milliseconds from SIGTERM to exit; memory blocks are written to nvme meanwhile."},
+      {"server.default_tenant_uids",
+       ChoiceKey{KVTIER_FIELD(server.default_tenant_uids), {"same", "any"}},
+       "Who is the tenant \"default\": uid 0 and the daemon's own uid, or every uid that no "
+       "[[tenant]] names."},
+      {"hbm.capacity_bytes", BytesKey{KVTIER_FIELD(hbm.capacity_bytes), kMiB, 16 * kTiB},
+       "Size of the hbm tier."},
+      {"hbm.segment_bytes", BytesKey{KVTIER_FIELD(hbm.segment_bytes), 64 * kKiB, kGiB},
+       "Unit in which hbm is given to tenants and block sizes; a block must fit."},
+      {"hbm.high_watermark", RatioKey{KVTIER_FIELD(hbm.high_watermark)},
+       "Share of capacity above which blocks are demoted to host."},
+      {"hbm.low_watermark", RatioKey{KVTIER_FIELD(hbm.low_watermark)},
+       "Share of capacity at which demotion stops."},
+      {"host.capacity_bytes", BytesKey{KVTIER_FIELD(host.capacity_bytes), kMiB, 16 * kTiB},
+       "Size of the host tier."},
+      {"host.segment_bytes", BytesKey{KVTIER_FIELD(host.segment_bytes), 64 * kKiB, kGiB},
+       "Unit in which host memory is given to tenants and block sizes; a block must fit."},
+      {"host.high_watermark", RatioKey{KVTIER_FIELD(host.high_watermark)},
+       "Share of capacity above which blocks are demoted to nvme."},
+      {"host.low_watermark", RatioKey{KVTIER_FIELD(host.low_watermark)},
+       "Share of capacity at which demotion stops."},
+      {"nvme.enabled", BoolKey{KVTIER_FIELD(nvme.enabled)},
+       "Whether there is a cold tier, below server.data_dir."},
+      {"nvme.capacity_bytes", BytesKey{KVTIER_FIELD(nvme.capacity_bytes), 16 * kMiB, 1024 * kTiB},
+       "Bytes of the file system that the nvme tier may take."},
+      {"nvme.segment_bytes", BytesKey{KVTIER_FIELD(nvme.segment_bytes), kMiB, kGiB},
+       "Size of one segment file; a block with its header must fit."},
+      {"nvme.io_engine", ChoiceKey{KVTIER_FIELD(nvme.io_engine), {"auto", "io_uring", "pread"}},
+       "auto takes io_uring where the kernel allows it."},
+      {"nvme.admission", ChoiceKey{KVTIER_FIELD(nvme.admission), {"all", "seen_again"}},
+       "Which blocks are worth a write to nvme."},
+      {"nvme.high_watermark", RatioKey{KVTIER_FIELD(nvme.high_watermark)},
+       "Share of capacity above which blocks are evicted."},
+      {"nvme.low_watermark", RatioKey{KVTIER_FIELD(nvme.low_watermark)},
+       "Share of capacity at which eviction stops."},
+      {"log.level", ChoiceKey{KVTIER_FIELD(log.level), {"debug", "info", "warning", "error"}},
+       "The least severe messages that are written."},
+      {"log.format", ChoiceKey{KVTIER_FIELD(log.format), {"text", "json"}},
+       "Form of the log lines on standard error."},
+  };
+  return keys;
+}
+#undef KVTIER_FIELD
+
+std::string Section(std::string_view name) { return std::string(name.substr(0, name.find('.'))); }
+
+std::string JoinChoices(const ChoiceKey& key) {
+  std::string joined;
+  for (const std::string_view choice : key.choices) {
+    joined += absl::StrFormat("%s%s", joined.empty() ? "" : " | ", choice);
+  }
+  return joined;
+}
+
+// What a key takes, in words: the range part of errors and help.
+struct RangeText {
+  std::string operator()(const BytesKey& key) const {
+    return absl::StrFormat("bytes, %s..%s, as an integer or \"N KiB|MiB|GiB|TiB\"",
+                           FormatBytes(key.min), FormatBytes(key.max));
+  }
+  std::string operator()(const IntegerKey& key) const {
+    return absl::StrFormat("integer, %d..%d", key.min, key.max);
+  }
+  std::string operator()(const ModeKey&) const { return "octal, \"0000\"..\"0777\""; }
+  std::string operator()(const RatioKey&) const { return "number, above 0 up to 1"; }
+  std::string operator()(const BoolKey&) const { return "true | false"; }
+  std::string operator()(const PathKey&) const { return "absolute path, 2..4000 bytes"; }
+  std::string operator()(const ChoiceKey& key) const { return JoinChoices(key); }
+};
+
+// The whole text as a number, or nothing. `form` is a base or a std::chars_format.
+template <typename Number, typename... Form>
+std::optional<Number> ParseAll(std::string_view text, Form... form) {
+  Number number{};
+  const char* const text_end = text.data() + text.size();
+  const auto [end, error] = std::from_chars(text.data(), text_end, number, form...);
+  if (error != std::errc() || end != text_end) return std::nullopt;
+  return number;
+}
+
+std::optional<uint64_t> ParseBytes(std::string_view text) {
+  uint64_t unit = 1;
+  const std::pair<std::string_view, uint64_t> units[] = {
+      {"KiB", kKiB}, {"MiB", kMiB}, {"GiB", kGiB}, {"TiB", kTiB}};
+  for (const auto& [suffix, bytes] : units) {
+    if (!text.ends_with(suffix)) continue;
+    unit = bytes;
+    text.remove_suffix(suffix.size());
+    if (text.ends_with(' ')) text.remove_suffix(1);
+    break;
+  }
+  const auto count = ParseAll<uint64_t>(text);
+  if (!count.has_value() || *count > UINT64_MAX / unit) return std::nullopt;
+  return *count * unit;
+}
+
+// Sets the field and says true, or leaves it and says false.
+struct Assign {
+  const RawValue& value;
+  Config* config;
+
+  bool Typed(RawKind kind) const { return value.kind == kind || value.kind == RawKind::kText; }
+
+  bool operator()(const BytesKey& key) const {
+    if (!Typed(RawKind::kInteger) && value.kind != RawKind::kString) return false;
+    const auto bytes = ParseBytes(value.text);
+    if (!bytes.has_value() || *bytes < key.min || *bytes > key.max) return false;
+    key.field(*config) = *bytes;
+    return true;
+  }
+  bool operator()(const IntegerKey& key) const {
+    const auto number = ParseAll<uint32_t>(value.text);
+    if (!Typed(RawKind::kInteger) || !number.has_value()) return false;
+    if (*number < key.min || *number > key.max) return false;
+    key.field(*config) = *number;
+    return true;
+  }
+  // A TOML integer is a number already (0o660), a text is octal digits.
+  bool operator()(const ModeKey& key) const {
+    if (!Typed(RawKind::kString) && value.kind != RawKind::kInteger) return false;
+    const auto mode = ParseAll<uint32_t>(value.text, value.kind == RawKind::kInteger ? 10 : 8);
+    if (!mode.has_value() || *mode > 0777) return false;
+    key.field(*config) = *mode;
+    return true;
+  }
+  bool operator()(const RatioKey& key) const {
+    if (!Typed(RawKind::kFloat) && value.kind != RawKind::kInteger) return false;
+    const auto ratio = ParseAll<double>(value.text);
+    if (!ratio.has_value() || !std::isfinite(*ratio) || *ratio <= 0 || *ratio > 1) return false;
+    key.field(*config) = *ratio;
+    return true;
+  }
+  bool operator()(const BoolKey& key) const {
+    if (!Typed(RawKind::kBool) || (value.text != "true" && value.text != "false")) return false;
+    key.field(*config) = value.text == "true";
+    return true;
+  }
+  bool operator()(const PathKey& key) const {
+    if (!Typed(RawKind::kString) || value.text.size() < 2 || value.text.size() > 4000) return false;
+    if (value.text.front() != '/' || value.text.find('\0') != std::string::npos) return false;
+    key.field(*config) = value.text;
+    return true;
+  }
+  bool operator()(const ChoiceKey& key) const {
+    if (!Typed(RawKind::kString)) return false;
+    if (std::find(key.choices.begin(), key.choices.end(), value.text) == key.choices.end()) {
+      return false;
+    }
+    key.field(*config) = value.text;
+    return true;
+  }
+};
+
+std::string Quoted(std::string_view text) {
+  std::string quoted = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') quoted += '\\';
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
+      quoted += absl::StrFormat("\\u%04X", static_cast<unsigned>(c));
+    } else {
+      quoted += c;
+    }
+  }
+  return quoted + "\"";
+}
+
+// The value as TOML.
+struct Print {
+  Config& config;
+
+  std::string operator()(const BytesKey& key) const {
+    const std::string text = FormatBytes(key.field(config));
+    return text.ends_with("iB") ? Quoted(text) : text;
+  }
+  std::string operator()(const IntegerKey& key) const {
+    return absl::StrFormat("%d", key.field(config));
+  }
+  std::string operator()(const ModeKey& key) const {
+    return absl::StrFormat("\"%04o\"", key.field(config));
+  }
+  std::string operator()(const RatioKey& key) const {
+    // TOML tells 1 from 1.0; both are taken.
+    return absl::StrFormat("%.15g", key.field(config));
+  }
+  std::string operator()(const BoolKey& key) const { return key.field(config) ? "true" : "false"; }
+  std::string operator()(const PathKey& key) const { return Quoted(key.field(config)); }
+  std::string operator()(const ChoiceKey& key) const { return Quoted(key.field(config)); }
+};
+
+std::string Environment(std::string_view name) {
+  std::string variable = "KVTIER_";
+  for (const char c : name) {
+    variable += c == '.' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  }
+  return variable;
+}
+
+}  // namespace
+
+absl::Status UnknownKey(std::string_view name) {
+  return Invalid("%s: unknown key (kvtierd --help lists the known ones)", name);
+}
+
+bool IsConfigSection(std::string_view section) {
+  return std::any_of(Keys().begin(), Keys().end(),
+                     [&](const KeySpec& key) { return Section(key.name) == section; });
+}
+
+absl::Status SetConfigKey(std::string_view name, const RawValue& value, Config* config) {
+  const auto key = std::find_if(Keys().begin(), Keys().end(),
+                                [&](const KeySpec& spec) { return spec.name == name; });
+  if (key == Keys().end()) return UnknownKey(name);
+  if (std::visit(Assign{value, config}, key->kind)) return absl::OkStatus();
+  return Invalid("%s: %s is not in range (%s)", name, Quoted(value.text),
+                 std::visit(RangeText{}, key->kind));
+}
+
+std::string ConfigKeyOfEnvironment(std::string_view variable) {
+  for (const KeySpec& key : Keys()) {
+    const std::string section = Section(key.name);
+    const std::string prefix = Environment(section) + "_";
+    if (!variable.starts_with(prefix)) continue;
+    std::string name = section + ".";
+    for (const char c : variable.substr(prefix.size())) {
+      name += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    }
+    return name;
+  }
+  return "";
+}
+
+std::string PrintConfig(const Config& config) {
+  Config copy = config;
+  std::string text;
+  std::string section;
+  for (const KeySpec& key : Keys()) {
+    if (Section(key.name) != section) {
+      text += absl::StrFormat("%s[%s]\n", section.empty() ? "" : "\n", Section(key.name));
+      section = Section(key.name);
+    }
+    text += absl::StrFormat("# %s (%s)\n%s = %s\n", key.help, std::visit(RangeText{}, key.kind),
+                            key.name.substr(section.size() + 1), std::visit(Print{copy}, key.kind));
+  }
+  for (const TenantConfig& tenant : config.tenants) {
+    std::string uids;
+    for (const uint32_t uid : tenant.uids) {
+      uids += absl::StrFormat("%s%d", uids.empty() ? "" : ", ", uid);
+    }
+    text += absl::StrFormat("\n[[tenant]]\nname = %s\nuids = [%s]\n", Quoted(tenant.name), uids);
+  }
+  return text;
+}
+
+std::string ConfigHelp() {
+  Config defaults;
+  std::string text;
+  for (const KeySpec& key : Keys()) {
+    text += absl::StrFormat("  --%s=VALUE\n      %s\n      %s; default %s; environment %s\n",
+                            key.name, key.help, std::visit(RangeText{}, key.kind),
+                            std::visit(Print{defaults}, key.kind), Environment(key.name));
+  }
+  return text;
+}
+
+std::string FormatBytes(uint64_t bytes) {
+  const std::pair<std::string_view, uint64_t> units[] = {
+      {"TiB", kTiB}, {"GiB", kGiB}, {"MiB", kMiB}, {"KiB", kKiB}};
+  for (const auto& [suffix, unit] : units) {
+    if (bytes >= unit && bytes % unit == 0) return absl::StrFormat("%d %s", bytes / unit, suffix);
+  }
+  return absl::StrFormat("%d", bytes);
+}
+
+}  // namespace kvtier

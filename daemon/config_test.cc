@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "daemon/config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <fstream>
+#include <sstream>
+
+#include "proto/base/status_util.h"
+
+namespace kvtier {
+namespace {
+
+using ::testing::HasSubstr;
+
+// Loads `text` as the file.
+absl::StatusOr<Config> LoadToml(const std::string& text) {
+  const std::string path =
+      absl::StrFormat("%s/kvtier-config-%d.toml", testing::TempDir(), getpid());
+  std::ofstream(path) << text;
+  auto config = LoadConfig({.file = path, .environment = {}, .flags = {}});
+  std::remove(path.c_str());
+  return config;
+}
+
+absl::StatusOr<Config> LoadFlag(const std::string& key, const std::string& value) {
+  return LoadConfig({.file = "", .environment = {}, .flags = {{key, value}}});
+}
+
+TEST(ConfigTest, DefaultsAreValidAndPrintAsThemselves) {
+  const auto defaults = LoadConfig({});
+  ASSERT_TRUE(defaults.ok()) << defaults.status();
+  const std::string printed = PrintConfig(*defaults);
+  const auto again = LoadToml(printed);
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(PrintConfig(*again), printed);
+}
+
+TEST(ConfigTest, FlagsBeatEnvironmentBeatsFile) {
+  const std::string path = absl::StrFormat("%s/kvtier-order-%d.toml", testing::TempDir(), getpid());
+  std::ofstream(path) << "[server]\nsessions_max = 1\ndrain_timeout_ms = 1000\n"
+                         "run_dir = \"/file\"\n";
+  const auto config = LoadConfig(
+      {.file = path,
+       .environment = {"KVTIER_SERVER_SESSIONS_MAX=2", "KVTIER_SERVER_DRAIN_TIMEOUT_MS=2000",
+                       "KVTIER_TRACES=/x", "PATH=/bin"},
+       .flags = {{"server.sessions_max", "3"}}});
+  std::remove(path.c_str());
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->server.sessions_max, 3U);
+  EXPECT_EQ(config->server.drain_timeout_ms, 2000U);
+  EXPECT_EQ(config->server.run_dir, "/file");
+}
+
+TEST(ConfigTest, BytesTakeIntegersAndBinaryUnits) {
+  EXPECT_EQ(LoadToml("[hbm]\ncapacity_bytes = 134217728")->hbm.capacity_bytes, 128ULL << 20);
+  EXPECT_EQ(LoadToml("[hbm]\ncapacity_bytes = \"2 GiB\"")->hbm.capacity_bytes, 2ULL << 30);
+  EXPECT_EQ(LoadFlag("hbm.capacity_bytes", "65536KiB")->hbm.capacity_bytes, 64ULL << 20);
+  EXPECT_EQ(LoadFlag("nvme.capacity_bytes", "1 TiB")->nvme.capacity_bytes, 1ULL << 40);
+}
+
+struct BadValue {
+  const char* toml;
+  const char* key;
+};
+
+class ConfigRejects : public testing::TestWithParam<BadValue> {};
+
+TEST_P(ConfigRejects, WithOneLineNamingTheKey) {
+  const auto config = LoadToml(GetParam().toml);
+  ASSERT_FALSE(config.ok()) << GetParam().toml;
+  const std::string message(config.status().message());
+  EXPECT_EQ(config.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(message, HasSubstr(GetParam().key));
+  EXPECT_EQ(message.find('\n'), std::string::npos) << message;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Table, ConfigRejects,
+    testing::Values(BadValue{"[hbm]\ncapacity_bytes = 0", "hbm.capacity_bytes"},
+                    BadValue{"[hbm]\ncapacity_bytes = -1", "1 MiB..16 TiB"},
+                    BadValue{"[hbm]\ncapacity_bytes = nan", "hbm.capacity_bytes"},
+                    BadValue{"[hbm]\ncapacity_bytes = 1e30", "hbm.capacity_bytes"},
+                    BadValue{"[hbm]\ncapacity_bytes = 9223372036854775807", "hbm.capacity_bytes"},
+                    BadValue{"[hbm]\ncapacity_bytes = \"10 GB\"", "hbm.capacity_bytes"},
+                    BadValue{"[hbm]\ncapacity_bytes = \"17179869184 GiB\"", "hbm.capacity_bytes"},
+                    BadValue{"[hbm]\ncapacity_bytes = true", "hbm.capacity_bytes"},
+                    BadValue{"[hbm]\ncapacity_bytes = [1]", "hbm.capacity_bytes"},
+                    BadValue{"[hbm]\nhigh_watermark = nan", "hbm.high_watermark"},
+                    BadValue{"[hbm]\nhigh_watermark = 1e30", "hbm.high_watermark"},
+                    BadValue{"[hbm]\nhigh_watermark = 0", "above 0 up to 1"},
+                    BadValue{"[hbm]\nhigh_watermark = \"0.5\"", "hbm.high_watermark"},
+                    BadValue{"[hbm]\nhigh_watermark = 0.5", "hbm.low_watermark"},
+                    BadValue{"[hbm]\nsegment_bytes = 100000", "hbm.segment_bytes"},
+                    BadValue{"[hbm]\nsegment_bytes = \"1 GiB\"", "hbm.segment_bytes"},
+                    BadValue{"[server]\nsessions_max = 0", "1..65536"},
+                    BadValue{"[server]\nsessions_max = \"10\"", "server.sessions_max"},
+                    BadValue{"[server]\nsessions_max = 4294967296", "server.sessions_max"},
+                    BadValue{"[server]\nsocket_mode = \"0999\"", "server.socket_mode"},
+                    BadValue{"[server]\nsocket_mode = 0o1777", "server.socket_mode"},
+                    BadValue{"[server]\nrun_dir = \"relative\"", "server.run_dir"},
+                    BadValue{"[server]\nrun_dri = \"/x\"", "server.run_dri: unknown key"},
+                    BadValue{"[sever]\nrun_dir = \"/x\"", "sever: unknown key"},
+                    BadValue{"run_dir = \"/x\"", "run_dir: unknown key"},
+                    BadValue{"[nvme]\nenabled = \"true\"", "nvme.enabled"},
+                    BadValue{"[nvme]\nio_engine = \"aio\"", "auto | io_uring | pread"},
+                    BadValue{"[log]\nlevel = 3", "log.level"},
+                    BadValue{"[[tenant]]\nname = \"a\"", "tenant.uids"},
+                    BadValue{"[[tenant]]\nuids = [1]", "tenant.name"},
+                    BadValue{"[[tenant]]\nname = \"a b\"\nuids = [1]", "tenant.name"},
+                    BadValue{"[[tenant]]\nname = \"a\"\nuids = [-1]", "tenant.uids"},
+                    BadValue{"[[tenant]]\nname = \"a\"\nuids = [1]\ngids = [1]", "tenant.gids"},
+                    BadValue{"[[tenant]]\nname = \"a\"\nuids = [1]\n"
+                             "[[tenant]]\nname = \"b\"\nuids = [1]",
+                             "two tenants"},
+                    BadValue{"[hbm\n", ".toml:"}));
+
+TEST(ConfigTest, RejectsUnknownFlagsAndVariablesOfKnownSections) {
+  EXPECT_THAT(std::string(LoadFlag("hbm.size", "1").status().message()),
+              HasSubstr("hbm.size: unknown key"));
+  const auto config =
+      LoadConfig({.file = "", .environment = {"KVTIER_HBM_CAPACITY=1"}, .flags = {}});
+  EXPECT_THAT(std::string(config.status().message()), HasSubstr("KVTIER_HBM_CAPACITY"));
+}
+
+TEST(ConfigTest, SocketModeIsOctal) {
+  EXPECT_EQ(LoadToml("[server]\nsocket_mode = \"0600\"")->server.socket_mode, 0600U);
+  EXPECT_EQ(LoadToml("[server]\nsocket_mode = 0o640")->server.socket_mode, 0640U);
+  EXPECT_EQ(LoadFlag("server.socket_mode", "0660")->server.socket_mode, 0660U);
+}
+
+TEST(ConfigTest, ReadsTenants) {
+  const auto config = LoadToml("[[tenant]]\nname = \"a\"\nuids = [7, 8]\n");
+  ASSERT_TRUE(config.ok()) << config.status();
+  ASSERT_EQ(config->tenants.size(), 1U);
+  EXPECT_EQ(config->tenants[0].name, "a");
+  EXPECT_THAT(config->tenants[0].uids, testing::ElementsAre(7U, 8U));
+}
+
+TEST(ConfigTest, HelpNamesEveryPrintedKey) {
+  const std::string help = ConfigHelp();
+  std::string section;
+  size_t key_count = 0;
+  std::istringstream lines(PrintConfig(Config{}));
+  for (std::string line; std::getline(lines, line);) {
+    if (line.starts_with("[")) section = line.substr(1, line.size() - 2);
+    if (line.empty() || line.starts_with("#") || line.starts_with("[")) continue;
+    EXPECT_THAT(help, HasSubstr("--" + section + "." + line.substr(0, line.find(' ')) + "="));
+    ++key_count;
+  }
+  EXPECT_GE(key_count, 20U);
+}
+
+}  // namespace
+}  // namespace kvtier
