@@ -108,8 +108,7 @@ class Tier : public SlotSource {
 
   // Calls `found` once per replica that survived the last process, before any other use. Memory
   // tiers have none.
-  virtual absl::Status Recover(
-      const std::function<void(const BlockMeta&, ReplicaId)>& found) = 0;
+  virtual absl::Status Recover(const std::function<void(const BlockMeta&, ReplicaId)>& found) = 0;
 
   virtual TierHealth Health() const = 0;
 };
