@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The store core: one owner of truth about blocks, replicas, leases, sessions and contexts. A state
-// machine without I/O, threads or clocks: events in (calls, completions, ticks, each with `now_ms`),
-// effects out (transfers to start, replies to deliver). The daemon, the model test and the crash
-// simulations drive exactly this code.
+// machine without I/O, threads or clocks: events in (calls, completions, ticks, each with
+// `now_ms`), effects out (transfers to start, replies to deliver). The daemon, the model test and
+// the crash simulations drive exactly this code.
 //
 // Life of a block:            Reserve           Commit
 //             (absent/ghost) ---------> pending ------> committed --> ... --> ghost/absent
@@ -13,9 +13,11 @@
 //   ghost: an entry without replica, kept while children or contexts refer to it.
 //
 // Rules that hold after every event (CheckInvariants):
-//   * a replica under lease is neither moved nor freed; a slot is freed only when no transfer, fill or
+//   * a replica under lease is neither moved nor freed; a slot is freed only when no transfer, fill
+//   or
 //     lease touches it, and after its holder's process can no longer reach it (quarantine);
-//   * eviction candidates of a tier are exactly the unpinned committed replicas there with no child on
+//   * eviction candidates of a tier are exactly the unpinned committed replicas there with no child
+//   on
 //     that tier or a faster one;
 //   * every waiter has a deadline and is answered exactly once.
 #pragma once
@@ -55,7 +57,8 @@ struct CoreOptions {
   uint32_t waiters_max = 4096;
   // Transfers in flight per link.
   uint32_t transfers_per_link_max = 32;
-  // First value of session, lease and ticket ids: random, so that ids of an earlier boot are unknown.
+  // First value of session, lease and ticket ids: random, so that ids of an earlier boot are
+  // unknown.
   uint64_t first_id = 1;
 };
 
@@ -69,8 +72,8 @@ struct Transfer {
   ReplicaId target = kNoReplica;
 };
 
-// What an event asks of the outside. Transfers are started and replies run after the caller has left
-// its lock, in any order.
+// What an event asks of the outside. Transfers are started and replies run after the caller has
+// left its lock, in any order.
 struct Effects {
   std::vector<Transfer> transfers;
   std::vector<std::function<void()>> replies;
@@ -169,10 +172,10 @@ struct BlockSummary {
   bool pending = false;
 };
 
-// Single-thread: the owner serialises calls (the daemon under one mutex). No call blocks. Times of one
-// object never go backwards. Errors of every call taking a session: ABORTED (SESSION_UNKNOWN),
-// FAILED_PRECONDITION (NAMESPACE_UNKNOWN). `done` callbacks are put into effects->replies, never run
-// inside the call.
+// Single-thread: the owner serialises calls (the daemon under one mutex). No call blocks. Times of
+// one object never go backwards. Errors of every call taking a session: ABORTED (SESSION_UNKNOWN),
+// FAILED_PRECONDITION (NAMESPACE_UNKNOWN). `done` callbacks are put into effects->replies, never
+// run inside the call.
 class StoreCore {
  public:
   // The tiers outlive the core. `nvme` may be null: no cold tier.
@@ -182,14 +185,14 @@ class StoreCore {
   StoreCore(const StoreCore&) = delete;
   StoreCore& operator=(const StoreCore&) = delete;
 
-  // Takes over a replica that Tier::Recover found on nvme. Before any session. False when the core has
-  // a replica of that block already; the caller frees this one.
+  // Takes over a replica that Tier::Recover found on nvme. Before any session. False when the core
+  // has a replica of that block already; the caller frees this one.
   bool Adopt(const BlockMeta& meta, ReplicaId nvme_replica);
 
   // --- sessions ---
   absl::StatusOr<SessionId> OpenSession(OwnerIdx owner, TimeMs now_ms);
-  // The stream ended. Fills become invisible and leases end at once; slots the process can still reach
-  // (AttachMapping) stay quarantined until DetachMapping.
+  // The stream ended. Fills become invisible and leases end at once; slots the process can still
+  // reach (AttachMapping) stay quarantined until DetachMapping.
   void EndSession(SessionId session, TimeMs now_ms, Effects* effects);
   // The session's process holds its handle connection, and may map slots.
   void AttachMapping(SessionId session);
@@ -212,8 +215,8 @@ class StoreCore {
   // Per key OK or PRECONDITION.
   absl::StatusOr<std::vector<BlockStatus>> Commit(SessionId session, NamespaceIdx ns,
                                                   std::span<const Key> keys,
-                                                  std::span<const uint32_t> crc32cs,
-                                                  TimeMs now_ms, Effects* effects);
+                                                  std::span<const uint32_t> crc32cs, TimeMs now_ms,
+                                                  Effects* effects);
   absl::Status Abort(SessionId session, NamespaceIdx ns, std::span<const Key> keys, TimeMs now_ms,
                      Effects* effects);
   // Leases what is in memory where it is; reads nvme blocks into memory until the deadline.
@@ -223,37 +226,33 @@ class StoreCore {
   // Unknown leases are ignored.
   absl::Status Release(SessionId session, std::span<const LeaseId> leases, TimeMs now_ms,
                        Effects* effects);
-  absl::StatusOr<uint32_t> ReportBad(SessionId session, NamespaceIdx ns,
-                                     std::span<const Key> keys, TimeMs now_ms, Effects* effects);
+  absl::StatusOr<uint32_t> ReportBad(SessionId session, NamespaceIdx ns, std::span<const Key> keys,
+                                     TimeMs now_ms, Effects* effects);
 
   // --- prefetch ---
   absl::StatusOr<TicketState> Prefetch(SessionId session, NamespaceIdx ns,
-                                       std::span<const Key> keys, TimeMs now_ms,
-                                       Effects* effects);
+                                       std::span<const Key> keys, TimeMs now_ms, Effects* effects);
   // NOT_FOUND (TICKET_UNKNOWN).
   absl::StatusOr<TicketState> GetTicket(SessionId session, TicketId ticket);
   absl::Status CancelTicket(SessionId session, TicketId ticket);
 
   // --- contexts: named within a namespace; NOT_FOUND (CONTEXT_UNKNOWN) ---
-  absl::StatusOr<uint32_t> CreateContext(SessionId session, NamespaceIdx ns,
-                                         std::string_view name, TimeMs now_ms);
-  absl::StatusOr<uint32_t> AppendContext(SessionId session, NamespaceIdx ns,
-                                         std::string_view name, uint32_t base_block_count,
-                                         std::span<const Key> keys, TimeMs now_ms,
-                                         Effects* effects);
-  void PauseContext(SessionId session, NamespaceIdx ns, std::string_view name,
-                    TimeMs deadline_ms, TimeMs now_ms,
-                    std::function<void(absl::StatusOr<PauseResult>)> done, Effects* effects);
+  absl::StatusOr<uint32_t> CreateContext(SessionId session, NamespaceIdx ns, std::string_view name,
+                                         TimeMs now_ms);
+  absl::StatusOr<uint32_t> AppendContext(SessionId session, NamespaceIdx ns, std::string_view name,
+                                         uint32_t base_block_count, std::span<const Key> keys,
+                                         TimeMs now_ms, Effects* effects);
+  void PauseContext(SessionId session, NamespaceIdx ns, std::string_view name, TimeMs deadline_ms,
+                    TimeMs now_ms, std::function<void(absl::StatusOr<PauseResult>)> done,
+                    Effects* effects);
   absl::StatusOr<TicketState> ResumeContext(SessionId session, NamespaceIdx ns,
-                                            std::string_view name, TimeMs now_ms,
-                                            Effects* effects);
-  absl::StatusOr<uint32_t> ForkContext(SessionId session, NamespaceIdx ns,
-                                       std::string_view parent, std::string_view name,
-                                       uint32_t block_count, TimeMs now_ms, Effects* effects);
+                                            std::string_view name, TimeMs now_ms, Effects* effects);
+  absl::StatusOr<uint32_t> ForkContext(SessionId session, NamespaceIdx ns, std::string_view parent,
+                                       std::string_view name, uint32_t block_count, TimeMs now_ms,
+                                       Effects* effects);
   // Bytes dropped.
-  absl::StatusOr<uint64_t> CloseContext(SessionId session, NamespaceIdx ns,
-                                        std::string_view name, bool drop, TimeMs now_ms,
-                                        Effects* effects);
+  absl::StatusOr<uint64_t> CloseContext(SessionId session, NamespaceIdx ns, std::string_view name,
+                                        bool drop, TimeMs now_ms, Effects* effects);
 
   // --- events ---
   void OnTransferDone(JobId job, const absl::Status& status, TimeMs now_ms, Effects* effects);

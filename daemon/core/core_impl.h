@@ -1,0 +1,437 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// State and inner operations of StoreCore. Each topic has its own .cc:
+//   index.cc     entries, links, residency, candidates        sessions.cc  sessions, namespaces
+//   fills.cc     Reserve, Commit, Abort                       reads.cc     Lookup, Acquire, Release
+//   movement.cc  room, demotion, starting transfers           pump.cc      what can start now
+//   settle.cc    completions                                  contexts.cc  contexts, pause
+//   tickets.cc   prefetch and resume                          looking.cc   counters, invariants
+#pragma once
+
+#include <array>
+#include <deque>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "daemon/core/store_core.h"
+
+namespace kvtier::core {
+
+using EntryIdx = uint32_t;
+inline constexpr EntryIdx kNoEntry = UINT32_MAX;
+inline constexpr size_t kHbm = 0;
+inline constexpr size_t kHost = 1;
+inline constexpr size_t kNvme = 2;
+// "On no tier" where the fastest tier of an entry is asked for.
+inline constexpr size_t kNowhere = kTierCount;
+
+enum class EntryState : uint8_t { kUnused, kGhost, kPending, kCommitted };
+
+struct Entry {
+  Key key;
+  NamespaceIdx ns = 0;
+  EntryIdx parent = kNoEntry;
+  uint32_t depth = 0;
+  uint32_t bytes = 0;
+  uint32_t crc32c = 0;
+  EntryState state = EntryState::kUnused;
+  // To be dropped as soon as no lease and no transfer touches it; invisible until then.
+  bool doomed = false;
+  // Bits: is a candidate / is pinned on tier t, as last told to policy and counters.
+  uint8_t candidate_mask = 0;
+  uint8_t pinned_mask = 0;
+  std::array<ReplicaId, kTierCount> replica{};
+  // Children with a replica (or a fill) on tier t or a faster one.
+  std::array<uint32_t, kTierCount> child_count{};
+  uint32_t child_links = 0;
+  uint32_t context_refs = 0;
+  // Active contexts that hold it.
+  uint32_t active_count = 0;
+  uint32_t lease_count = 0;
+  // Acquire calls that wait for it to come from nvme.
+  uint32_t reader_count = 0;
+  uint32_t use_count = 0;
+  uint64_t last_use_seq = 0;
+  TimeMs last_use_ms = 0;
+  // What the policy was last told.
+  uint64_t ranked_seq = 0;
+  bool ranked_active = false;
+  JobId job = 0;
+  SessionId filler = 0;
+};
+
+struct IndexKey {
+  NamespaceIdx ns;
+  Key key;
+  friend bool operator==(const IndexKey&, const IndexKey&) = default;
+  template <typename H>
+  friend H AbslHashValue(H state, const IndexKey& index_key) {
+    return H::combine(std::move(state), index_key.ns, index_key.key);
+  }
+};
+
+struct NamespaceInfo {
+  NamespaceSpec spec;
+  // Known once a session of the tenant opened it.
+  std::optional<OwnerIdx> owner;
+};
+
+struct Quarantined {
+  size_t tier;
+  ReplicaId replica;
+  uint64_t bytes;
+};
+
+struct Session {
+  SessionId id = 0;
+  OwnerIdx owner = 0;
+  bool mapped = false;
+  bool ended = false;
+  absl::flat_hash_set<NamespaceIdx> namespaces;
+  absl::flat_hash_map<LeaseId, std::vector<EntryIdx>> leases;
+  absl::flat_hash_set<EntryIdx> fills;
+  std::vector<Quarantined> quarantine;
+  std::deque<TicketId> tickets;  // oldest first
+};
+
+struct Context {
+  std::string name;
+  NamespaceIdx ns = 0;
+  OwnerIdx owner = 0;
+  bool active = true;
+  std::vector<EntryIdx> chain = {};
+  TicketId ticket = 0;
+  TimeMs last_use_ms = 0;
+};
+
+// A call that waits for room for its fills.
+struct ReserveWaiter {
+  SessionId session;
+  NamespaceIdx ns;
+  std::optional<Key> parent;
+  std::vector<Key> keys;
+  size_t tier;
+  TimeMs deadline_ms;
+  size_t next = 0;  // first key without an answer
+  std::vector<PlacedBlock> blocks = {};
+  std::function<void(absl::StatusOr<std::vector<PlacedBlock>>)> done = {};
+};
+
+// A call that waits for reads from nvme.
+struct AcquireWaiter {
+  SessionId session;
+  TimeMs deadline_ms;
+  size_t remaining = 0;
+  std::vector<EntryIdx> leased = {};
+  std::vector<EntryIdx> waiting = {};  // per block, kNoEntry when answered
+  AcquireResult result = {};
+  std::function<void(absl::StatusOr<AcquireResult>)> done = {};
+};
+using AcquireWaiterId = uint64_t;
+
+// Block `position` of a waiting Acquire.
+struct Reader {
+  AcquireWaiterId waiter;
+  size_t position;
+};
+
+// A pause under way. Outlives its answer, so that what was begun is ended.
+struct PauseWork {
+  std::pair<NamespaceIdx, std::string> context;
+  SessionId session = 0;
+  TimeMs deadline_ms = 0;
+  std::vector<EntryIdx> to_demote = {};  // back first
+  size_t inflight = 0;
+  uint64_t freed_bytes = 0;
+  std::function<void(absl::StatusOr<PauseResult>)> done = {};  // empty once answered
+};
+using PauseId = uint64_t;
+
+struct FlushWork {
+  TimeMs deadline_ms = 0;
+  std::deque<EntryIdx> to_write = {};
+  size_t inflight = 0;
+  uint64_t written_count = 0;
+  std::function<void(absl::StatusOr<uint64_t>)> done = {};
+};
+
+struct TicketWork {
+  TicketId id = 0;
+  std::vector<EntryIdx> chain;  // referred to (context_refs) until closed
+  uint32_t asked_count = 0;
+  size_t next = 0;
+  size_t inflight = 0;
+  std::optional<TicketState> closed;  // the last word on it
+};
+
+enum class Purpose : uint8_t { kDemote, kPause, kFlush, kDemandRead, kPromote };
+
+struct Job {
+  EntryIdx entry = kNoEntry;
+  Purpose purpose = Purpose::kDemote;
+  size_t source = 0;
+  size_t target = 0;
+  ReplicaId target_replica = kNoReplica;
+  uint64_t footprint = 0;  // on the source tier
+  PauseId pause = 0;
+  TicketId ticket = 0;
+  uint64_t flush = 0;
+};
+
+struct LinkState {
+  LinkCounters counters;
+  TimeMs busy_since_ms = 0;
+  uint64_t busy_ms = 0;
+  uint64_t measured_bytes = 0;
+};
+
+class StoreCore::Impl {
+ public:
+  Impl(const CoreOptions& options, SlotSource* hbm, SlotSource* host, SlotSource* nvme,
+       std::unique_ptr<policy::EvictionPolicy> eviction)
+      : options_(options),
+        tiers_{hbm, host, nvme},
+        eviction_(std::move(eviction)),
+        next_id_(options.first_id) {}
+
+  // --- index.cc ---
+  Entry& At(EntryIdx idx) { return entries_[idx]; }
+  const Entry& At(EntryIdx idx) const { return entries_[idx]; }
+  EntryIdx Find(NamespaceIdx ns, const Key& key) const;
+  // Finds or makes a ghost; links it to `parent` when it has no parent yet.
+  EntryIdx FindOrAdd(NamespaceIdx ns, const Key& key, EntryIdx parent, uint32_t depth);
+  // The chain `keys` after `parent` as entries, ghosts where unknown.
+  std::vector<EntryIdx> ChainEntries(NamespaceIdx ns, EntryIdx parent, std::span<const Key> keys);
+  static size_t FastestTier(const Entry& entry);
+  static uint8_t Residency(const Entry& entry);
+  static bool Visible(const Entry& entry);
+  // The memory tier that holds it, or kNowhere.
+  static size_t MemoryTier(const Entry& entry);
+  bool IsCandidate(const Entry& entry, size_t tier) const;
+  static bool IsPinned(const Entry& entry, size_t tier);
+  policy::BlockFacts Facts(const Entry& entry) const;
+  BlockMeta Meta(const Entry& entry) const;
+  void LinkParent(EntryIdx idx, EntryIdx parent);
+  void SetReplica(EntryIdx idx, size_t tier, ReplicaId replica);
+  void CountInParent(EntryIdx parent, size_t old_tier, size_t new_tier);
+  // Tells policy and counters what changed. After every change of an entry.
+  void Refresh(EntryIdx idx);
+  void Touch(EntryIdx idx, uint64_t seq, TimeMs now_ms);
+  void FreeReplica(EntryIdx idx, size_t tier);
+  // Frees every replica, or marks the entry doomed when something still touches it.
+  void Drop(EntryIdx idx);
+  void DropIfDoomed(EntryIdx idx);
+  // Removes ghosts nobody refers to, from `idx` towards the root.
+  void EraseIfUnused(EntryIdx idx);
+
+  // --- sessions.cc ---
+  absl::StatusOr<Session*> FindSession(SessionId session);
+  absl::StatusOr<Session*> FindSession(SessionId session, NamespaceIdx ns);
+  absl::StatusOr<SessionId> OpenSession(OwnerIdx owner);
+  void EndSession(SessionId session, TimeMs now_ms, Effects* effects);
+  void DetachMapping(SessionId session, TimeMs now_ms, Effects* effects);
+  void EndLeases(Session* session);
+  void FreeQuarantine(Session* session);
+  absl::StatusOr<NamespaceIdx> OpenNamespace(SessionId session, const NamespaceSpec& spec);
+  NamespaceIdx AddNamespace(const NamespaceSpec& spec);
+  absl::Status CheckWaiterRoom() const;
+  uint64_t NextId() { return next_id_++; }
+
+  // --- fills.cc ---
+  void Reserve(ReserveWaiter waiter, TimeMs now_ms, Effects* effects);
+  // True when every key has its answer; false when it waits for room.
+  bool AdvanceReserve(ReserveWaiter* waiter, Effects* effects);
+  // The answer for the next key if it needs no slot.
+  std::optional<BlockStatus> AnswerWithoutSlot(const ReserveWaiter& waiter) const;
+  EntryIdx ParentOfNext(const ReserveWaiter& waiter) const;
+  PlacedBlock TakeFillSlot(const ReserveWaiter& waiter, Effects* effects);
+  void BeginFill(ReserveWaiter* waiter, const PlacedBlock& slot);
+  static void FinishReserve(ReserveWaiter* waiter, BlockStatus rest, Effects* effects);
+  absl::StatusOr<std::vector<BlockStatus>> Commit(SessionId session, NamespaceIdx ns,
+                                                  std::span<const Key> keys,
+                                                  std::span<const uint32_t> crc32cs, TimeMs now_ms,
+                                                  Effects* effects);
+  absl::Status Abort(SessionId session, NamespaceIdx ns, std::span<const Key> keys, TimeMs now_ms,
+                     Effects* effects);
+  void AbandonFill(Session* session, EntryIdx idx, bool quarantine);
+
+  // --- reads.cc ---
+  absl::StatusOr<LookupResult> Lookup(SessionId session, NamespaceIdx ns,
+                                      std::span<const Key> keys);
+  void Acquire(SessionId session, NamespaceIdx ns, std::span<const Key> keys, TimeMs deadline_ms,
+               TimeMs now_ms, std::function<void(absl::StatusOr<AcquireResult>)> done,
+               Effects* effects);
+  // Pins the memory replica and says where it is.
+  PlacedBlock LeaseBlock(EntryIdx idx, std::vector<EntryIdx>* leased);
+  // Answers whoever waits for a read of this entry.
+  void WakeReaders(EntryIdx idx, BlockStatus failure, Effects* effects);
+  void FinishAcquire(AcquireWaiterId id, BlockStatus rest, Effects* effects);
+  void StopReading(EntryIdx idx, AcquireWaiterId id);
+  absl::Status Release(SessionId session, std::span<const LeaseId> leases, TimeMs now_ms,
+                       Effects* effects);
+  void Unlease(EntryIdx idx);
+  absl::StatusOr<uint32_t> ReportBad(SessionId session, NamespaceIdx ns, std::span<const Key> keys,
+                                     TimeMs now_ms, Effects* effects);
+
+  // --- pump.cc ---
+  // Starts whatever can start now. After every event.
+  void Pump(TimeMs now_ms, Effects* effects);
+  void PumpReads(Effects* effects);
+  void PumpReserves(Effects* effects);
+  void PumpPauses(Effects* effects);
+  void PumpTickets(Effects* effects);
+  void PumpWatermarks(Effects* effects);
+  void PumpFlush(Effects* effects);
+  void Tick(TimeMs now_ms, Effects* effects);
+  void ExpireWaiters(TimeMs now_ms, Effects* effects);
+  void Flush(TimeMs deadline_ms, std::function<void(absl::StatusOr<uint64_t>)> done);
+  void FinishFlushes(Effects* effects);
+  void Drain(Effects* effects);
+
+  // --- movement.cc ---
+  // A slot on a memory tier for a block of `ns`, dropping at once what can go at once; kNoReplica
+  // when something must move first. `idle_only`: displaces no block of an active context.
+  ReplicaId TakeSlot(size_t tier, NamespaceIdx ns, bool idle_only);
+  // Puts so many blocks of a memory tier on their way out.
+  enum class Room {
+    kFreed,    // something went at once: try again
+    kLeaving,  // wait for a completion
+    kNone,     // nothing can leave
+  };
+  Room MakeRoom(size_t tier, uint64_t block_footprint, size_t block_count, bool idle_only,
+                Effects* effects);
+  // TakeSlot, with MakeRoom as long as that frees at once. `blocks_wanted`: how many slots the
+  // caller will take in all, so that a long fill or read does not wait once a block.
+  struct SlotOrRoom {
+    ReplicaId replica = kNoReplica;
+    Room room = Room::kNone;
+  };
+  SlotOrRoom TakeSlotOrMakeRoom(size_t tier, NamespaceIdx ns, bool idle_only, size_t blocks_wanted,
+                                Effects* effects);
+  enum class Demotion {
+    kFreed,
+    kStarted,
+    kBlocked,  // wait for a completion
+    kStuck,    // the tier below can make no room
+  };
+  Demotion Demote(size_t tier, EntryIdx idx, size_t blocks_wanted, Effects* effects);
+  Demotion DemoteFromHbm(EntryIdx idx, Purpose purpose, PauseId pause, size_t blocks_wanted,
+                         Effects* effects);
+  Demotion DemoteFromHost(EntryIdx idx, Effects* effects);
+  // Frees the replica; a block that is on no other tier is lost, which is counted.
+  void EvictReplica(EntryIdx idx, size_t tier);
+  // Drops the coldest blocks of nvme as needed; kNoReplica when nvme takes nothing.
+  ReplicaId TakeNvmeSlot(const Entry& entry);
+  enum class ReadStart { kStarted, kWait, kNoRoom };
+  ReadStart StartRead(EntryIdx idx, Purpose purpose, TicketId ticket, Effects* effects);
+  bool AboveHighWatermark(size_t tier, uint64_t more_bytes) const;
+  uint64_t Footprint(size_t tier, NamespaceIdx ns) const;
+  bool LinkFull(size_t source, size_t target, bool background) const;
+  void StartTransfer(Job job, Effects* effects);
+
+  // --- settle.cc ---
+  void OnTransferDone(JobId job, const absl::Status& status, TimeMs now_ms, Effects* effects);
+  void FinishMemoryMove(const Job& job, const absl::Status& status);
+  void FinishNvmeWrite(const Job& job, const absl::Status& status);
+  void FinishNvmeRead(const Job& job, const absl::Status& status, Effects* effects);
+  // The bytes of a memory replica are not what was committed.
+  void OnBadSource(EntryIdx idx, size_t tier);
+  void CountTransfer(const Job& job, const absl::Status& status, TimeMs now_ms);
+  // Tells the pause, ticket or flush that asked for it.
+  void SettleJob(const Job& job, bool left_hbm);
+
+  // --- contexts.cc ---
+  absl::StatusOr<Context*> FindContext(SessionId session, NamespaceIdx ns, std::string_view name);
+  absl::StatusOr<uint32_t> CreateContext(SessionId session, NamespaceIdx ns, std::string_view name,
+                                         TimeMs now_ms);
+  absl::StatusOr<uint32_t> AppendContext(SessionId session, NamespaceIdx ns, std::string_view name,
+                                         uint32_t base_block_count, std::span<const Key> keys,
+                                         TimeMs now_ms, Effects* effects);
+  void Hold(Context* context, EntryIdx idx);
+  void LetGo(Context* context, size_t from);
+  void DropRef(EntryIdx idx);
+  void SetActive(Context* context, bool active);
+  void PauseContext(SessionId session, NamespaceIdx ns, std::string_view name, TimeMs deadline_ms,
+                    TimeMs now_ms, std::function<void(absl::StatusOr<PauseResult>)> done,
+                    Effects* effects);
+  void CancelPause(const Context& context, Effects* effects);
+  void FinishPauses(Effects* effects);
+  void AnswerPause(PauseWork* pause, Effects* effects);
+  uint64_t HbmBytes(const Context& context) const;
+  absl::StatusOr<TicketState> ResumeContext(SessionId session, NamespaceIdx ns,
+                                            std::string_view name, TimeMs now_ms, Effects* effects);
+  absl::StatusOr<uint32_t> ForkContext(SessionId session, NamespaceIdx ns, std::string_view parent,
+                                       std::string_view name, uint32_t block_count, TimeMs now_ms,
+                                       Effects* effects);
+  absl::StatusOr<uint64_t> CloseContext(SessionId session, NamespaceIdx ns, std::string_view name,
+                                        bool drop, TimeMs now_ms, Effects* effects);
+
+  // --- tickets.cc ---
+  absl::StatusOr<TicketState> Prefetch(SessionId session, NamespaceIdx ns,
+                                       std::span<const Key> keys, TimeMs now_ms, Effects* effects);
+  TicketWork* OpenTicket(Session* session, std::vector<EntryIdx> chain, uint32_t asked_count);
+  absl::StatusOr<TicketState> GetTicket(SessionId session, TicketId ticket);
+  absl::Status CancelTicket(SessionId session, TicketId ticket);
+  void StopTicket(TicketId ticket);
+  TicketState StateOf(const TicketWork& ticket) const;
+  // False when it must wait for a transfer or a place on a link.
+  bool AdvanceTicket(TicketWork* ticket, Effects* effects);
+  // Keeps the last state and lets the chain go once nothing more will move.
+  void CloseTicketIfDone(TicketWork* ticket);
+  void EstimateArrival(const std::array<uint64_t, kTierCount>& pending, TicketState* state) const;
+
+  // --- looking.cc ---
+  bool Adopt(const BlockMeta& meta, ReplicaId replica);
+  CoreCounters Counters() const;
+  std::vector<ContextSummary> Contexts(size_t limit) const;
+  BlockSummary Summary(const Entry& entry) const;
+  absl::StatusOr<std::vector<BlockSummary>> WhereContext(std::string_view name) const;
+  absl::StatusOr<std::vector<BlockSummary>> WhereKey(const Key& key) const;
+  void CheckInvariants() const;
+  void CheckEntry(EntryIdx idx, const std::vector<std::array<uint32_t, kTierCount>>& child_count,
+                  const std::vector<uint32_t>& child_links) const;
+
+  const CoreOptions options_;
+  const std::array<SlotSource*, kTierCount> tiers_;
+  const std::unique_ptr<policy::EvictionPolicy> eviction_;
+
+  std::deque<Entry> entries_;  // references stay valid while it grows
+  std::vector<EntryIdx> unused_entries_;
+  absl::flat_hash_map<IndexKey, EntryIdx> index_;
+  std::vector<NamespaceInfo> namespaces_;
+  absl::flat_hash_map<NamespaceHash, NamespaceIdx> namespace_of_hash_;
+
+  absl::flat_hash_map<SessionId, std::unique_ptr<Session>> sessions_;
+  std::map<std::pair<NamespaceIdx, std::string>, Context, std::less<>> contexts_;
+
+  std::list<ReserveWaiter> reserve_waiters_;  // first come, first served
+  std::map<AcquireWaiterId, AcquireWaiter> acquire_waiters_;
+  absl::flat_hash_map<EntryIdx, std::vector<Reader>> readers_of_;
+  std::deque<EntryIdx> reads_wanted_;
+  std::map<PauseId, PauseWork> pauses_;
+  std::map<uint64_t, FlushWork> flushes_;
+  std::map<TicketId, TicketWork> tickets_;
+  std::deque<TicketId> ticket_queue_;
+
+  absl::flat_hash_map<JobId, Job> jobs_;
+  std::array<std::array<LinkState, kTierCount>, kTierCount> links_;
+  // Source bytes of demotions in flight.
+  std::array<uint64_t, kTierCount> leaving_bytes_{};
+  std::array<bool, kTierCount> draining_tier_{};
+
+  CoreCounters counters_;
+  uint64_t next_id_;
+  uint64_t use_seq_ = 0;
+  TimeMs now_ms_ = 0;
+  bool draining_ = false;
+};
+
+}  // namespace kvtier::core

@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Entries: where each block is, what it hangs on, and what policy and counters know of it.
+#include "daemon/core/core_impl.h"
+#include "proto/base/check.h"
+
+namespace kvtier::core {
+
+EntryIdx StoreCore::Impl::Find(NamespaceIdx ns, const Key& key) const {
+  const auto it = index_.find(IndexKey{ns, key});
+  return it == index_.end() ? kNoEntry : it->second;
+}
+
+EntryIdx StoreCore::Impl::FindOrAdd(NamespaceIdx ns, const Key& key, EntryIdx parent,
+                                    uint32_t depth) {
+  EntryIdx idx = Find(ns, key);
+  if (idx == kNoEntry) {
+    if (unused_entries_.empty()) {
+      KVT_CHECK(entries_.size() < kNoEntry);
+      idx = static_cast<EntryIdx>(entries_.size());
+      entries_.emplace_back();
+    } else {
+      idx = unused_entries_.back();
+      unused_entries_.pop_back();
+    }
+    Entry& entry = At(idx);
+    entry = Entry();
+    entry.key = key;
+    entry.ns = ns;
+    entry.depth = depth;
+    entry.bytes = namespaces_[ns].spec.block_bytes;
+    entry.state = EntryState::kGhost;
+    index_.emplace(IndexKey{ns, key}, idx);
+  }
+  // Links only lead to smaller depths, whatever chain a client claims: no cycle can arise.
+  if (parent != kNoEntry && At(idx).parent == kNoEntry && At(idx).depth == At(parent).depth + 1) {
+    LinkParent(idx, parent);
+  }
+  return idx;
+}
+
+std::vector<EntryIdx> StoreCore::Impl::ChainEntries(NamespaceIdx ns, EntryIdx parent,
+                                                    std::span<const Key> keys) {
+  std::vector<EntryIdx> chain;
+  chain.reserve(keys.size());
+  uint32_t depth = parent == kNoEntry ? 0 : At(parent).depth + 1;
+  for (const Key& key : keys) {
+    parent = FindOrAdd(ns, key, parent, depth++);
+    chain.push_back(parent);
+  }
+  return chain;
+}
+
+size_t StoreCore::Impl::FastestTier(const Entry& entry) {
+  for (size_t tier = 0; tier < kTierCount; ++tier) {
+    if (entry.replica[tier] != kNoReplica) return tier;
+  }
+  return kNowhere;
+}
+
+uint8_t StoreCore::Impl::Residency(const Entry& entry) {
+  uint8_t bits = 0;
+  for (size_t tier = 0; tier < kTierCount; ++tier) {
+    if (entry.replica[tier] != kNoReplica) bits = static_cast<uint8_t>(bits | (1U << tier));
+  }
+  return bits;
+}
+
+bool StoreCore::Impl::Visible(const Entry& entry) {
+  return entry.state == EntryState::kCommitted && !entry.doomed && FastestTier(entry) != kNowhere;
+}
+
+size_t StoreCore::Impl::MemoryTier(const Entry& entry) {
+  if (entry.replica[kHbm] != kNoReplica) return kHbm;
+  if (entry.replica[kHost] != kNoReplica) return kHost;
+  return kNowhere;
+}
+
+bool StoreCore::Impl::IsCandidate(const Entry& entry, size_t tier) const {
+  return Visible(entry) && entry.replica[tier] != kNoReplica && !IsPinned(entry, tier) &&
+         entry.child_count[tier] == 0;
+}
+
+bool StoreCore::Impl::IsPinned(const Entry& entry, size_t tier) {
+  if (entry.replica[tier] == kNoReplica) return false;
+  if (entry.job != 0 || entry.state == EntryState::kPending) return true;
+  return tier == kNvme ? entry.reader_count > 0 : entry.lease_count > 0;
+}
+
+policy::BlockFacts StoreCore::Impl::Facts(const Entry& entry) const {
+  return {.last_use_seq = entry.last_use_seq,
+          .last_use_ms = entry.last_use_ms,
+          .depth = entry.depth,
+          .use_count = entry.use_count,
+          .bytes = entry.bytes,
+          .in_active_context = entry.active_count > 0};
+}
+
+BlockMeta StoreCore::Impl::Meta(const Entry& entry) const {
+  const NamespaceSpec& spec = namespaces_[entry.ns].spec;
+  return {.namespace_hash = spec.hash,
+          .key = entry.key,
+          .parent = entry.parent == kNoEntry ? Key{} : At(entry.parent).key,
+          .layout = spec.layout,
+          .depth = entry.depth,
+          .payload_bytes = entry.bytes,
+          .crc32c = entry.crc32c};
+}
+
+void StoreCore::Impl::LinkParent(EntryIdx idx, EntryIdx parent) {
+  Entry& entry = At(idx);
+  KVT_CHECK(entry.parent == kNoEntry && entry.depth == At(parent).depth + 1);
+  entry.parent = parent;
+  ++At(parent).child_links;
+  CountInParent(parent, kNowhere, FastestTier(entry));
+}
+
+void StoreCore::Impl::CountInParent(EntryIdx parent, size_t old_tier, size_t new_tier) {
+  if (parent == kNoEntry || old_tier == new_tier) return;
+  Entry& entry = At(parent);
+  for (size_t tier = 0; tier < kTierCount; ++tier) {
+    if (new_tier <= tier && old_tier > tier) ++entry.child_count[tier];
+    if (old_tier <= tier && new_tier > tier) {
+      KVT_CHECK(entry.child_count[tier] > 0);
+      --entry.child_count[tier];
+    }
+  }
+  Refresh(parent);
+}
+
+void StoreCore::Impl::SetReplica(EntryIdx idx, size_t tier, ReplicaId replica) {
+  Entry& entry = At(idx);
+  KVT_CHECK((entry.replica[tier] == kNoReplica) != (replica == kNoReplica));
+  const size_t old_tier = FastestTier(entry);
+  if (replica == kNoReplica && ((entry.pinned_mask >> tier) & 1) != 0) {
+    counters_.tiers[tier].pinned_bytes -= entry.bytes;
+    entry.pinned_mask = static_cast<uint8_t>(entry.pinned_mask & ~(1U << tier));
+  }
+  const bool counted_before = old_tier != kNowhere;
+  entry.replica[tier] = replica;
+  const size_t new_tier = FastestTier(entry);
+  if (replica == kNoReplica) {
+    --counters_.tiers[tier].block_count;
+  } else {
+    ++counters_.tiers[tier].block_count;
+  }
+  if (counted_before && new_tier == kNowhere) --counters_.block_count;
+  if (!counted_before && new_tier != kNowhere) ++counters_.block_count;
+  CountInParent(entry.parent, old_tier, new_tier);
+  Refresh(idx);
+}
+
+void StoreCore::Impl::Refresh(EntryIdx idx) {
+  Entry& entry = At(idx);
+  const bool active = entry.active_count > 0;
+  const bool facts_changed =
+      entry.ranked_seq != entry.last_use_seq || entry.ranked_active != active;
+  for (size_t tier = 0; tier < kTierCount; ++tier) {
+    const uint8_t bit = static_cast<uint8_t>(1U << tier);
+    const bool candidate = IsCandidate(entry, tier);
+    const bool was_candidate = (entry.candidate_mask & bit) != 0;
+    if (candidate && (!was_candidate || facts_changed)) {
+      eviction_->Upsert(static_cast<policy::TierIdx>(tier), idx, Facts(entry));
+    } else if (!candidate && was_candidate) {
+      eviction_->Erase(static_cast<policy::TierIdx>(tier), idx);
+    }
+    entry.candidate_mask =
+        static_cast<uint8_t>(candidate ? entry.candidate_mask | bit : entry.candidate_mask & ~bit);
+    const bool pinned = IsPinned(entry, tier);
+    const bool was_pinned = (entry.pinned_mask & bit) != 0;
+    if (pinned && !was_pinned) counters_.tiers[tier].pinned_bytes += entry.bytes;
+    if (!pinned && was_pinned) counters_.tiers[tier].pinned_bytes -= entry.bytes;
+    entry.pinned_mask =
+        static_cast<uint8_t>(pinned ? entry.pinned_mask | bit : entry.pinned_mask & ~bit);
+  }
+  entry.ranked_seq = entry.last_use_seq;
+  entry.ranked_active = active;
+}
+
+void StoreCore::Impl::Touch(EntryIdx idx, uint64_t seq, TimeMs now_ms) {
+  Entry& entry = At(idx);
+  entry.last_use_seq = seq;
+  entry.last_use_ms = now_ms;
+  ++entry.use_count;
+}
+
+void StoreCore::Impl::FreeReplica(EntryIdx idx, size_t tier) {
+  const ReplicaId replica = At(idx).replica[tier];
+  KVT_CHECK(replica != kNoReplica);
+  SetReplica(idx, tier, kNoReplica);
+  tiers_[tier]->Free(replica);
+}
+
+void StoreCore::Impl::Drop(EntryIdx idx) {
+  Entry& entry = At(idx);
+  if (entry.state != EntryState::kCommitted) return;
+  entry.doomed = true;
+  Refresh(idx);
+  DropIfDoomed(idx);
+}
+
+void StoreCore::Impl::DropIfDoomed(EntryIdx idx) {
+  Entry& entry = At(idx);
+  if (!entry.doomed || entry.job != 0 || entry.lease_count > 0 || entry.reader_count > 0) return;
+  for (size_t tier = 0; tier < kTierCount; ++tier) {
+    if (entry.replica[tier] != kNoReplica) FreeReplica(idx, tier);
+  }
+  entry.doomed = false;
+  entry.state = EntryState::kGhost;
+  entry.use_count = 0;
+  Refresh(idx);
+}
+
+void StoreCore::Impl::EraseIfUnused(EntryIdx idx) {
+  while (idx != kNoEntry) {
+    Entry& entry = At(idx);
+    if (entry.state == EntryState::kCommitted && FastestTier(entry) == kNowhere && entry.job == 0) {
+      entry.state = EntryState::kGhost;
+      entry.doomed = false;
+      entry.use_count = 0;
+    }
+    if (entry.state != EntryState::kGhost || entry.child_links > 0 || entry.context_refs > 0 ||
+        entry.job != 0 || entry.reader_count > 0) {
+      return;
+    }
+    KVT_CHECK(entry.candidate_mask == 0 && entry.pinned_mask == 0 && entry.lease_count == 0);
+    const EntryIdx parent = entry.parent;
+    index_.erase(IndexKey{entry.ns, entry.key});
+    entry = Entry();
+    unused_entries_.push_back(idx);
+    if (parent != kNoEntry) --At(parent).child_links;
+    idx = parent;
+  }
+}
+
+}  // namespace kvtier::core

@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Room and transfers: which replica moves where, and what follows when it has.
+#include <algorithm>
+
+#include "daemon/core/core_impl.h"
+#include "proto/base/check.h"
+#include "proto/base/reasons.h"
+#include "proto/base/status_util.h"
+
+namespace kvtier::core {
+namespace {
+
+// Room is made for at most this many blocks at once.
+constexpr size_t kRoomAheadBlocks = 32;
+
+}  // namespace
+
+uint64_t StoreCore::Impl::Footprint(size_t tier, NamespaceIdx ns) const {
+  return tiers_[tier]->FootprintBytes(namespaces_[ns].spec.block_bytes);
+}
+
+bool StoreCore::Impl::AboveHighWatermark(size_t tier, uint64_t more_bytes) const {
+  const TierUsage usage = tiers_[tier]->Usage();
+  return static_cast<double>(usage.used_bytes + more_bytes) >
+         options_.watermarks[tier].high * static_cast<double>(usage.capacity_bytes);
+}
+
+bool StoreCore::Impl::LinkFull(size_t source, size_t target, bool background) const {
+  const uint32_t limit = options_.transfers_per_link_max;
+  return links_[source][target].counters.inflight_count >=
+         (background ? std::max(limit / 2, 1U) : limit);
+}
+
+ReplicaId StoreCore::Impl::TakeSlot(size_t tier, NamespaceIdx ns, bool idle_only) {
+  const NamespaceInfo& info = namespaces_[ns];
+  KVT_CHECK(info.owner.has_value());
+  while (true) {
+    const auto slot = tiers_[tier]->Reserve(info.spec.block_bytes, *info.owner);
+    if (slot.ok()) return *slot;
+    if (tier != kHost || slot.status().code() != absl::StatusCode::kResourceExhausted) {
+      return kNoReplica;
+    }
+    const auto victim = idle_only ? eviction_->IdleVictim(kHost) : eviction_->Victim(kHost);
+    if (!victim.has_value() || At(*victim).replica[kNvme] == kNoReplica) return kNoReplica;
+    EvictReplica(*victim, kHost);
+  }
+}
+
+StoreCore::Impl::Room StoreCore::Impl::MakeRoom(size_t tier, uint64_t block_footprint,
+                                                size_t block_count, bool idle_only,
+                                                Effects* effects) {
+  const uint64_t bytes = block_footprint * block_count;
+  while (leaving_bytes_[tier] < bytes) {
+    const auto tier_idx = static_cast<policy::TierIdx>(tier);
+    const auto victim = idle_only ? eviction_->IdleVictim(tier_idx) : eviction_->Victim(tier_idx);
+    if (!victim.has_value()) break;
+    const size_t blocks_wanted = (bytes - leaving_bytes_[tier] - 1) / block_footprint + 1;
+    switch (Demote(tier, *victim, blocks_wanted, effects)) {
+      case Demotion::kFreed:
+        return Room::kFreed;
+      case Demotion::kStarted:
+        continue;
+      case Demotion::kBlocked:
+        return Room::kLeaving;
+      case Demotion::kStuck:
+        return leaving_bytes_[tier] > 0 ? Room::kLeaving : Room::kNone;
+    }
+  }
+  return leaving_bytes_[tier] > 0 ? Room::kLeaving : Room::kNone;
+}
+
+StoreCore::Impl::SlotOrRoom StoreCore::Impl::TakeSlotOrMakeRoom(size_t tier, NamespaceIdx ns,
+                                                                bool idle_only,
+                                                                size_t blocks_wanted,
+                                                                Effects* effects) {
+  const size_t block_count = std::clamp(blocks_wanted, size_t{1}, kRoomAheadBlocks);
+  while (true) {
+    const ReplicaId replica = TakeSlot(tier, ns, idle_only);
+    if (replica != kNoReplica) return {.replica = replica};
+    const Room room = MakeRoom(tier, Footprint(tier, ns), block_count, idle_only, effects);
+    if (room != Room::kFreed) return {.room = room};
+  }
+}
+
+StoreCore::Impl::Demotion StoreCore::Impl::Demote(size_t tier, EntryIdx idx, size_t blocks_wanted,
+                                                  Effects* effects) {
+  return tier == kHbm ? DemoteFromHbm(idx, Purpose::kDemote, 0, blocks_wanted, effects)
+                      : DemoteFromHost(idx, effects);
+}
+
+StoreCore::Impl::Demotion StoreCore::Impl::DemoteFromHbm(EntryIdx idx, Purpose purpose,
+                                                         PauseId pause, size_t blocks_wanted,
+                                                         Effects* effects) {
+  if (LinkFull(kHbm, kHost, false)) return Demotion::kBlocked;
+  const SlotOrRoom slot = TakeSlotOrMakeRoom(kHost, At(idx).ns, false, blocks_wanted, effects);
+  if (slot.replica == kNoReplica) {
+    return slot.room == Room::kLeaving ? Demotion::kBlocked : Demotion::kStuck;
+  }
+  StartTransfer({.entry = idx,
+                 .purpose = purpose,
+                 .source = kHbm,
+                 .target = kHost,
+                 .target_replica = slot.replica,
+                 .pause = pause},
+                effects);
+  return Demotion::kStarted;
+}
+
+StoreCore::Impl::Demotion StoreCore::Impl::DemoteFromHost(EntryIdx idx, Effects* effects) {
+  const Entry& entry = At(idx);
+  if (entry.replica[kNvme] != kNoReplica) {
+    EvictReplica(idx, kHost);
+    return Demotion::kFreed;
+  }
+  if (tiers_[kNvme] != nullptr && policy::Admit(options_.nvme_admission, Facts(entry))) {
+    if (LinkFull(kHost, kNvme, false)) return Demotion::kBlocked;
+    const ReplicaId replica = TakeNvmeSlot(entry);
+    if (replica != kNoReplica) {
+      StartTransfer({.entry = idx,
+                     .purpose = Purpose::kDemote,
+                     .source = kHost,
+                     .target = kNvme,
+                     .target_replica = replica},
+                    effects);
+      return Demotion::kStarted;
+    }
+  } else if (tiers_[kNvme] != nullptr) {
+    ++counters_.admission_rejected_block_count;
+  }
+  EvictReplica(idx, kHost);
+  return Demotion::kFreed;
+}
+
+void StoreCore::Impl::EvictReplica(EntryIdx idx, size_t tier) {
+  FreeReplica(idx, tier);
+  if (FastestTier(At(idx)) == kNowhere) ++counters_.tiers[tier].evicted_block_count;
+  EraseIfUnused(idx);
+}
+
+ReplicaId StoreCore::Impl::TakeNvmeSlot(const Entry& entry) {
+  const OwnerIdx owner = namespaces_[entry.ns].owner.value_or(0);
+  while (true) {
+    const auto slot = tiers_[kNvme]->Reserve(entry.bytes, owner);
+    if (slot.ok()) return *slot;
+    if (slot.status().code() != absl::StatusCode::kResourceExhausted) return kNoReplica;
+    const auto victim = eviction_->Victim(kNvme);
+    if (!victim.has_value()) return kNoReplica;
+    EvictReplica(*victim, kNvme);
+  }
+}
+
+StoreCore::Impl::ReadStart StoreCore::Impl::StartRead(EntryIdx idx, Purpose purpose,
+                                                      TicketId ticket, Effects* effects) {
+  const bool background = purpose == Purpose::kPromote;
+  const NamespaceIdx ns = At(idx).ns;
+  for (const size_t tier : {kHbm, kHost}) {
+    if (LinkFull(kNvme, tier, background)) return ReadStart::kWait;
+    if (background && tier == kHbm && AboveHighWatermark(tier, Footprint(tier, ns)) &&
+        !eviction_->IdleVictim(kHbm).has_value()) {
+      continue;  // room on hbm is only for what active contexts do not need themselves
+    }
+    // The read displaces no active context's block, but for a demanded one on its way to host.
+    const bool idle_only = background || tier == kHbm;
+    const SlotOrRoom slot = TakeSlotOrMakeRoom(tier, ns, idle_only, reads_wanted_.size(), effects);
+    if (slot.replica != kNoReplica) {
+      StartTransfer({.entry = idx,
+                     .purpose = purpose,
+                     .source = kNvme,
+                     .target = tier,
+                     .target_replica = slot.replica,
+                     .ticket = ticket},
+                    effects);
+      return ReadStart::kStarted;
+    }
+    if (slot.room == Room::kLeaving) return ReadStart::kWait;
+  }
+  return ReadStart::kNoRoom;
+}
+
+void StoreCore::Impl::StartTransfer(Job job, Effects* effects) {
+  Entry& entry = At(job.entry);
+  const size_t source = job.source;
+  KVT_CHECK(entry.job == 0 && entry.replica[source] != kNoReplica);
+  const JobId id = NextId();
+  entry.job = id;
+  job.footprint = tiers_[source]->FootprintBytes(entry.bytes);
+  if (job.purpose == Purpose::kDemote || job.purpose == Purpose::kPause) {
+    leaving_bytes_[source] += job.footprint;
+  }
+  LinkState& link = links_[source][job.target];
+  if (link.counters.inflight_count++ == 0) link.busy_since_ms = now_ms_;
+  effects->transfers.push_back({.job = id,
+                                .meta = Meta(entry),
+                                .source_tier = static_cast<TierId>(source),
+                                .source = entry.replica[source],
+                                .target_tier = static_cast<TierId>(job.target),
+                                .target = job.target_replica});
+  jobs_.emplace(id, job);
+  Refresh(job.entry);
+}
+
+}  // namespace kvtier::core
