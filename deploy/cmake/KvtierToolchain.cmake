@@ -35,7 +35,8 @@ set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 add_library(kvtier_warnings INTERFACE)
 target_compile_options(kvtier_warnings INTERFACE
   $<$<COMPILE_LANGUAGE:C,CXX>:-Wall -Wextra -Wpedantic -Wshadow -Wconversion>
-  $<$<COMPILE_LANG_AND_ID:CXX,Clang>:-Wthread-safety>
+  # Clang's -Wconversion has -Wsign-conversion in it, GCC's for C++ has not.
+  $<$<COMPILE_LANG_AND_ID:CXX,Clang>:-Wthread-safety -Wno-sign-conversion>
   $<$<AND:$<BOOL:${KVTIER_WERROR}>,$<COMPILE_LANGUAGE:C,CXX>>:-Werror>)
 
 add_library(kvtier_sanitizers INTERFACE)

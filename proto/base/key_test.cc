@@ -61,7 +61,7 @@ TEST_F(GoldenKeys, LayoutFingerprints) {
     layout.pp_size = fields["pp_size"];
     layout.raw_block_bytes = fields["raw_block_bytes"];
     EXPECT_TRUE(layout.Validate().ok()) << layout.Validate();
-    EXPECT_EQ(layout.Fingerprint().Hex(), vector["fingerprint"]) << fields;
+    EXPECT_EQ(layout.Fingerprint().Hex(), std::string(vector["fingerprint"])) << fields;
   }
 }
 
@@ -73,7 +73,7 @@ TEST_F(GoldenKeys, NamespaceHashes) {
     const NamespaceHash hash =
         HashNamespace(std::string(vector["tenant"]), *layout, std::string(vector["adapter"]),
                       std::string(vector["salt"]));
-    EXPECT_EQ(hash.Hex(), vector["namespace_hash"]) << vector;
+    EXPECT_EQ(hash.Hex(), std::string(vector["namespace_hash"])) << vector;
   }
 }
 
@@ -88,7 +88,7 @@ TEST_F(GoldenKeys, BlockKeys) {
     }
     const std::vector<uint32_t> token_ids = vector["token_ids"];
     const Key key = HashBlock(*ns, parent, token_ids, FromHexText(vector["extra"]));
-    EXPECT_EQ(key.Hex(), vector["key"]) << vector;
+    EXPECT_EQ(key.Hex(), std::string(vector["key"])) << vector;
   }
 }
 
