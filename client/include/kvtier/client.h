@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The library an inference engine links against: sessions, mapped tiers, zero-copy leases, contexts.
+// The library an inference engine links against: sessions, mapped tiers, zero-copy leases,
+// contexts.
 //
 //   auto client = kvtier::client::Client::Connect({.run_dir = "/run/kvtierd"});
 //   auto ns = (*client)->RegisterLayout(layout);
@@ -52,21 +53,26 @@ struct Namespace {
 
 enum class Residency : uint8_t { kHbm = 1, kHost = 2, kNvme = 4 };
 
-// One block of a fill or lease. `bytes` is the slot in the mapped tier: writable in a fill, read-only
-// by contract (and by mapping) in a lease; empty unless status is kOk.
+// One block of a fill or lease. `bytes` is the slot in the mapped tier: writable in a fill,
+// read-only by contract (and by mapping) in a lease; empty unless status is kOk.
 struct MappedBlock {
   BlockStatus status = BlockStatus::kMiss;
   // 1 hbm, 2 host.
   uint8_t tier = 0;
-  std::span<std::byte> bytes;
+  std::span<std::byte> bytes{};
   uint32_t crc32c = 0;
 };
 
-// Slots reserved for filling. Void after the daemon restarts (Commit then answers ABORTED).
+// Slots reserved for filling. Void after the daemon restarts: Commit then answers ABORTED, but
+// writing into the slots stays harmless for as long as the Fill, or a copy of it, lives. Slots of a
+// session that ended are reused only after that, so a Fill is destroyed when it is committed or
+// given up.
 struct Fill {
   uint64_t session_generation = 0;
   std::vector<Key> keys;
   std::vector<MappedBlock> blocks;
+  // Keeps the mappings alive that the spans point into.
+  std::vector<std::shared_ptr<const void>> mappings;
 };
 
 class Client;
@@ -119,22 +125,26 @@ struct PauseResult {
 };
 
 struct ClientStats {
-  // Payload bytes this library copied between buffers for leases and fills. Stays 0 on mapped tiers.
+  // Payload bytes this library copied: by Write and Read, never for fills and leases.
   uint64_t copied_bytes = 0;
+  // Segments mapped in the present session, read-only and writable ones apart.
   uint64_t mapped_segment_count = 0;
   // Sessions opened after the first.
   uint64_t reopen_count = 0;
 };
 
 // A connection to one daemon. Thread-safe; calls block until answered or until their deadline.
+// Destroyed after the last call has returned and the last Lease has ended; that takes no waiting
+// for the daemon.
 //
 // When the daemon restarts, the call that notices re-opens the session (within
-// reconnect_timeout_ms) and namespaces. Lookup, Acquire, Prefetch and context calls are then repeated
-// once; Reserve and Commit of an old session answer ABORTED (SESSION_UNKNOWN), and the caller starts
-// its sequence again. Contexts are gone after a restart: context calls answer NOT_FOUND.
-// Errors of every call: UNAVAILABLE (daemon not reachable in time), DEADLINE_EXCEEDED,
-// INVALID_ARGUMENT.
-// Not usable in a child after fork(): every call there answers FAILED_PRECONDITION.
+// reconnect_timeout_ms) and namespaces. Lookup, Acquire, Prefetch and context calls are then
+// repeated once; Reserve and Commit of an old session answer ABORTED (SESSION_UNKNOWN), and the
+// caller starts its sequence again. Contexts are gone after a restart: context calls answer
+// NOT_FOUND. Errors of every call: UNAVAILABLE (daemon not reachable in time), DEADLINE_EXCEEDED,
+// INVALID_ARGUMENT, INTERNAL (the daemon's answer is malformed), and those of the daemon, with a
+// reason (proto/base/reasons.h). Not usable in a child after fork(): every call there answers
+// FAILED_PRECONDITION.
 class Client {
  public:
   static absl::StatusOr<std::unique_ptr<Client>> Connect(ClientOptions options);
@@ -151,8 +161,8 @@ class Client {
   // `tier`: 1 hbm, 2 host.
   absl::StatusOr<Fill> Reserve(const Namespace& ns, const std::optional<Key>& parent,
                                std::span<const Key> keys, uint8_t tier = 1);
-  // Publishes the OK blocks of a fill; computes their CRC-32C from the mapped bytes. Per block of the
-  // fill: kOk, or what the fill said, or kPrecondition.
+  // Publishes the OK blocks of a fill; computes their CRC-32C from the mapped bytes. Per block of
+  // the fill: kOk, or what the fill said, or kPrecondition.
   absl::StatusOr<std::vector<BlockStatus>> Commit(const Namespace& ns, const Fill& fill);
   absl::Status Abort(const Namespace& ns, const Fill& fill);
 

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "client/src/handle_connection.h"
+
+namespace kvtier::client {
+
+// One segment mapped into this process. Immutable; unmapped when destroyed, and only then is its
+// hold on the handle connection given up.
+class Mapping {
+ public:
+  // Requires: `bytes` lie in one mmap region, which this object takes over.
+  Mapping(std::shared_ptr<HandleConnection> connection, std::span<std::byte> bytes)
+      : connection_(std::move(connection)), bytes_(bytes) {}
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+  ~Mapping();
+
+  std::span<std::byte> bytes() const { return bytes_; }
+
+ private:
+  const std::shared_ptr<HandleConnection> connection_;
+  const std::span<std::byte> bytes_;
+};
+
+// The segments that one session has mapped. Thread-safe. Keeps each mapping until Close; those that
+// leases and fills share live on with them.
+class SegmentMap {
+ public:
+  explicit SegmentMap(std::shared_ptr<HandleConnection> connection);
+
+  // Maps the segment, unless it is mapped. Blocks for one exchange on the handle socket. Errors:
+  // those of HandleConnection::GetSegment; RESOURCE_EXHAUSTED (no address space); INTERNAL (a
+  // descriptor that does not hold what the daemon says); ABORTED after Close.
+  absl::StatusOr<std::shared_ptr<const Mapping>> Get(const SegmentId& id);
+  // Drops all mappings and the connection. Idempotent.
+  void Close();
+  size_t segment_count() const;
+
+ private:
+  mutable absl::Mutex mutex_;
+  // Null once closed.
+  std::shared_ptr<HandleConnection> connection_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<SegmentId, std::shared_ptr<const Mapping>> mappings_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace kvtier::client
