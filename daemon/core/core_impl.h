@@ -325,7 +325,9 @@ class StoreCore::Impl {
   Demotion Demote(size_t tier, EntryIdx idx, size_t blocks_wanted, Effects* effects);
   Demotion DemoteFromHbm(EntryIdx idx, Purpose purpose, PauseId pause, size_t blocks_wanted,
                          Effects* effects);
-  Demotion DemoteFromHost(EntryIdx idx, Effects* effects);
+  // Off a memory tier: dropped at once if nvme has it or takes nothing, else written there first.
+  Demotion DemoteToNvme(size_t source, EntryIdx idx, Purpose purpose, PauseId pause,
+                        Effects* effects);
   // Frees the replica; a block that is on no other tier is lost, which is counted.
   void EvictReplica(EntryIdx idx, size_t tier);
   // Drops the coldest blocks of nvme as needed; kNoReplica when nvme takes nothing.

@@ -86,7 +86,7 @@ StoreCore::Impl::SlotOrRoom StoreCore::Impl::TakeSlotOrMakeRoom(size_t tier, Nam
 StoreCore::Impl::Demotion StoreCore::Impl::Demote(size_t tier, EntryIdx idx, size_t blocks_wanted,
                                                   Effects* effects) {
   return tier == kHbm ? DemoteFromHbm(idx, Purpose::kDemote, 0, blocks_wanted, effects)
-                      : DemoteFromHost(idx, effects);
+                      : DemoteToNvme(kHost, idx, Purpose::kDemote, 0, effects);
 }
 
 StoreCore::Impl::Demotion StoreCore::Impl::DemoteFromHbm(EntryIdx idx, Purpose purpose,
@@ -95,7 +95,10 @@ StoreCore::Impl::Demotion StoreCore::Impl::DemoteFromHbm(EntryIdx idx, Purpose p
   if (LinkFull(kHbm, kHost, false)) return Demotion::kBlocked;
   const SlotOrRoom slot = TakeSlotOrMakeRoom(kHost, At(idx).ns, false, blocks_wanted, effects);
   if (slot.replica == kNoReplica) {
-    return slot.room == Room::kLeaving ? Demotion::kBlocked : Demotion::kStuck;
+    if (slot.room == Room::kLeaving) return Demotion::kBlocked;
+    // Nothing can leave host: it holds leased blocks, or prefixes whose last blocks are on hbm.
+    // Those would wait for each other for ever.
+    return DemoteToNvme(kHbm, idx, purpose, pause, effects);
   }
   StartTransfer({.entry = idx,
                  .purpose = purpose,
@@ -107,28 +110,33 @@ StoreCore::Impl::Demotion StoreCore::Impl::DemoteFromHbm(EntryIdx idx, Purpose p
   return Demotion::kStarted;
 }
 
-StoreCore::Impl::Demotion StoreCore::Impl::DemoteFromHost(EntryIdx idx, Effects* effects) {
+StoreCore::Impl::Demotion StoreCore::Impl::DemoteToNvme(size_t source, EntryIdx idx,
+                                                        Purpose purpose, PauseId pause,
+                                                        Effects* effects) {
   const Entry& entry = At(idx);
   if (entry.replica[kNvme] != kNoReplica) {
-    EvictReplica(idx, kHost);
+    EvictReplica(idx, source);
     return Demotion::kFreed;
   }
   if (tiers_[kNvme] != nullptr && policy::Admit(options_.nvme_admission, Facts(entry))) {
-    if (LinkFull(kHost, kNvme, false)) return Demotion::kBlocked;
+    if (LinkFull(source, kNvme, false)) return Demotion::kBlocked;
     const ReplicaId replica = TakeNvmeSlot(entry);
     if (replica != kNoReplica) {
       StartTransfer({.entry = idx,
-                     .purpose = Purpose::kDemote,
-                     .source = kHost,
+                     .purpose = purpose,
+                     .source = source,
                      .target = kNvme,
-                     .target_replica = replica},
+                     .target_replica = replica,
+                     .pause = pause},
                     effects);
       return Demotion::kStarted;
     }
   } else if (tiers_[kNvme] != nullptr) {
     ++counters_.admission_rejected_block_count;
   }
-  EvictReplica(idx, kHost);
+  // hbm keeps what nobody below takes, unless it is the end of its chain.
+  if (source == kHbm && entry.child_count[kNvme] > 0) return Demotion::kStuck;
+  EvictReplica(idx, source);
   return Demotion::kFreed;
 }
 

@@ -67,10 +67,12 @@ void StoreCore::Impl::PumpPauses(Effects* effects) {
                            entry.lease_count == 0 && entry.active_count == 0;
       if (movable) {
         if (entry.job != 0) return;  // it moves already, or is being copied to nvme
-        if (DemoteFromHbm(idx, Purpose::kPause, id, pause.to_demote.size(), effects) !=
-            Demotion::kStarted)
-          return;
-        ++pause.inflight;
+        const uint64_t bytes = entry.bytes;
+        const Demotion demotion =
+            DemoteFromHbm(idx, Purpose::kPause, id, pause.to_demote.size(), effects);
+        if (demotion == Demotion::kBlocked || demotion == Demotion::kStuck) return;
+        if (demotion == Demotion::kStarted) ++pause.inflight;
+        if (demotion == Demotion::kFreed) pause.freed_bytes += bytes;
       }
       pause.to_demote.pop_back();
     }

@@ -69,7 +69,10 @@ void StoreCore::Impl::FinishNvmeWrite(const Job& job, const absl::Status& status
     }
   }
   // Its room was wanted: it goes whether nvme took it or not, unless it is in use again.
-  if (job.purpose == Purpose::kDemote && IsCandidate(entry, job.source)) {
+  const bool leaves = job.purpose == Purpose::kPause
+                          ? !entry.doomed && entry.lease_count == 0 && entry.active_count == 0
+                          : job.purpose == Purpose::kDemote && IsCandidate(entry, job.source);
+  if (leaves) {
     FreeReplica(job.entry, job.source);
     if (FastestTier(entry) == kNowhere) ++counters_.tiers[job.source].evicted_block_count;
   }

@@ -187,6 +187,48 @@ TEST_F(StoreCoreTest, FullHbmDemotesTheColdestLeafToHostAndThenToNvme) {
   EXPECT_EQ(Lookup(c), (std::vector<uint8_t>{kResidentHbm, kResidentHbm}));
 }
 
+// The ends of all chains on hbm, the rest of them on host: neither tier alone has a way out.
+TEST_F(StoreCoreTest, HbmGoesPastAHostFullOfPrefixes) {
+  Start(2, 2, 8);
+  const auto a = Chain(1, 4);
+  const auto head = std::span(a).first(2);
+  Put(head);
+  ASSERT_TRUE(core_->CreateContext(session_, ns_, "c", now_).ok());
+  ASSERT_TRUE(core_->AppendContext(session_, ns_, "c", 0, head, now_, &effects_).ok());
+  Settle();
+  Pause("c");
+  CompleteAll();
+  Put(std::span(a).subspan(2), a[1]);
+  ASSERT_EQ(Lookup(a),
+            (std::vector<uint8_t>{kResidentHost, kResidentHost, kResidentHbm, kResidentHbm}));
+  Put(Chain(2, 2));
+  EXPECT_EQ(Lookup(a),
+            (std::vector<uint8_t>{kResidentHost, kResidentHost, kResidentNvme, kResidentNvme}));
+  EXPECT_EQ(Lookup(Chain(2, 2)), (std::vector<uint8_t>{kResidentHbm, kResidentHbm}));
+}
+
+TEST_F(StoreCoreTest, PauseGoesPastAHostFullOfPrefixes) {
+  Start(2, 2, 8);
+  const auto a = Chain(1, 4);
+  const auto head = std::span(a).first(2);
+  Put(head);
+  ASSERT_TRUE(core_->CreateContext(session_, ns_, "c", now_).ok());
+  ASSERT_TRUE(core_->AppendContext(session_, ns_, "c", 0, head, now_, &effects_).ok());
+  Settle();
+  Pause("c");
+  CompleteAll();
+  Put(std::span(a).subspan(2), a[1]);
+  ASSERT_TRUE(
+      core_->AppendContext(session_, ns_, "c", 2, std::span(a).subspan(2), now_, &effects_).ok());
+  Settle();
+  Pause("c");
+  CompleteAll();
+  ASSERT_TRUE(paused_.has_value());
+  EXPECT_EQ(paused_->freed_bytes, 2 * FakeSlots::kBlockBytes);
+  EXPECT_EQ(Lookup(a),
+            (std::vector<uint8_t>{kResidentHost, kResidentHost, kResidentNvme, kResidentNvme}));
+}
+
 TEST_F(StoreCoreTest, AcquireOfMemoryBlocksMovesNothing) {
   Start(2, 4, 8);
   const auto a = Chain(1, 2);
