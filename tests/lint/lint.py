@@ -28,8 +28,8 @@ TEXT = SOURCE | {".md", ".json", ".txt"}
 MAX_COLUMNS = 100
 MAX_CPP_LINES = 600
 
-TESTS = re.compile(r"(_test\.(cc|cu)$|^tests/)")
-PROGRAMS = re.compile(r"(_(test|bench|main)\.(cc|cu)$|(^|/)main\.cc$|^tests/|^client/ctl/)")
+TESTS = re.compile(r"_test\.(cc|cu)$")
+PROGRAMS = re.compile(r"(_(test|test_util|bench|main)\.(cc|cu)$|(^|/)main\.cc$|^tests/|^client/ctl/)")
 SANITIZERS = re.compile(r"^deploy/sanitizers/")
 
 # (pattern, what to use instead, only in these paths or None, not in these paths or None)
