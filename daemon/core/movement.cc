@@ -134,8 +134,10 @@ StoreCore::Impl::Demotion StoreCore::Impl::DemoteToNvme(size_t source, EntryIdx 
   } else if (tiers_[kNvme] != nullptr) {
     ++counters_.admission_rejected_block_count;
   }
-  // hbm keeps what nobody below takes, unless it is the end of its chain.
-  if (source == kHbm && entry.child_count[kNvme] > 0) return Demotion::kStuck;
+  // hbm keeps what nobody below takes, unless it is the end of its chain and its room is needed.
+  if (purpose == Purpose::kPause || (source == kHbm && entry.child_count[kNvme] > 0)) {
+    return Demotion::kStuck;
+  }
   EvictReplica(idx, source);
   return Demotion::kFreed;
 }

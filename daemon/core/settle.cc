@@ -68,9 +68,11 @@ void StoreCore::Impl::FinishNvmeWrite(const Job& job, const absl::Status& status
       return;
     }
   }
-  // Its room was wanted: it goes whether nvme took it or not, unless it is in use again.
+  // Its room was wanted: it goes whether nvme took it or not, unless it is in use again. A pause
+  // alone is no reason to lose a block.
   const bool leaves = job.purpose == Purpose::kPause
-                          ? !entry.doomed && entry.lease_count == 0 && entry.active_count == 0
+                          ? entry.replica[kNvme] != kNoReplica && !entry.doomed &&
+                                entry.lease_count == 0 && entry.active_count == 0
                           : job.purpose == Purpose::kDemote && IsCandidate(entry, job.source);
   if (leaves) {
     FreeReplica(job.entry, job.source);
