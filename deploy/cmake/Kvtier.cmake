@@ -40,11 +40,11 @@ function(kvtier_add_library name)
 endfunction()
 
 # Links what every program of ours needs: warnings, sanitizers and, for ThreadSanitizer, the
-# annotations of Debian's uninstrumented Abseil locks.
+# annotations of Debian's uninstrumented Abseil and gRPC.
 function(_kvtier_link_program target)
   target_link_libraries(${target} PRIVATE kvtier_options kvtier_warnings kvtier_sanitizers ${ARGN})
-  if(TARGET kvtier_tsan_absl)
-    target_link_libraries(${target} PRIVATE kvtier_tsan_absl)
+  if(TARGET kvtier_tsan)
+    target_link_libraries(${target} PRIVATE kvtier_tsan)
     set_target_properties(${target} PROPERTIES ENABLE_EXPORTS ON)
   endif()
 endfunction()
