@@ -129,6 +129,7 @@ struct SegmentHandle {
 // What hbm and host have beyond Tier: segments that other processes map.
 class MappedTier : public Tier {
  public:
+  // All zero for a replica that is not reserved (any more): answers race with the end of sessions.
   virtual SlotPlace Place(ReplicaId replica) const = 0;
   // NOT_FOUND when there is no such segment (any more). Read-only unless `writable`.
   virtual absl::StatusOr<SegmentHandle> ExportSegment(uint32_t segment_idx,

@@ -180,6 +180,7 @@ TierHealth MemoryTier::Health() const { return {}; }
 
 SlotPlace MemoryTier::Place(ReplicaId replica) const {
   absl::MutexLock lock(&mutex_);
+  if (!allocator_.IsReserved(replica)) return {};
   return allocator_.Find(replica).place;
 }
 

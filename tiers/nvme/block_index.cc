@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tiers/nvme/block_index.h"
+
+#include <rocksdb/db.h>
+#include <rocksdb/filter_policy.h>
+#include <rocksdb/options.h>
+#include <rocksdb/table.h>
+#include <rocksdb/write_batch.h>
+
+#include <cstring>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include "absl/container/flat_hash_set.h"
+#include "proto/base/check.h"
+#include "proto/base/status_util.h"
+
+namespace kvtier::nvme {
+namespace {
+
+constexpr uint32_t kIndexValueVersion = 1;
+constexpr size_t kKeyBytes = 2 * Digest::kBytes;
+constexpr size_t kBlocks = 1;
+constexpr size_t kMeta = 2;
+constexpr char kFormatVersionKey[] = "format_version";
+constexpr char kProbeKey[] = "probe";
+constexpr char kSegmentBytesKey[] = "segment_bytes";
+
+std::string KeyOf(const NamespaceHash& namespace_hash, const Key& key) {
+  std::string bytes(namespace_hash.AsBytes());
+  bytes += key.AsBytes();
+  return bytes;
+}
+
+rocksdb::Slice ValueOf(const RawIndexValue& raw) {
+  return {reinterpret_cast<const char*>(&raw), sizeof(raw)};
+}
+
+rocksdb::Slice NumberOf(const uint64_t& number) {
+  return {reinterpret_cast<const char*>(&number), sizeof(number)};
+}
+
+RawIndexValue EncodeEntry(const IndexEntry& entry) {
+  return {.version = kIndexValueVersion,
+          .segment_idx = entry.at.segment_idx,
+          .offset_bytes = entry.at.offset_bytes,
+          .generation = entry.at.generation,
+          .payload_bytes = entry.meta.payload_bytes,
+          .payload_crc32c = entry.meta.crc32c,
+          .depth = entry.meta.depth,
+          .reserved = 0,
+          .parent = entry.meta.parent,
+          .layout = entry.meta.layout};
+}
+
+std::optional<RawIndexValue> DecodeValue(const rocksdb::Slice& value) {
+  RawIndexValue raw;
+  if (value.size() != sizeof(raw)) return std::nullopt;
+  std::memcpy(&raw, value.data(), sizeof(raw));
+  if (raw.version != kIndexValueVersion) return std::nullopt;
+  return raw;
+}
+
+std::optional<IndexEntry> DecodeEntry(const rocksdb::Slice& key, const rocksdb::Slice& value) {
+  const std::optional<RawIndexValue> raw = DecodeValue(value);
+  if (!raw || key.size() != kKeyBytes) return std::nullopt;
+  IndexEntry entry{.meta = {.namespace_hash = {},
+                            .key = {},
+                            .parent = raw->parent,
+                            .layout = raw->layout,
+                            .depth = raw->depth,
+                            .payload_bytes = raw->payload_bytes,
+                            .crc32c = raw->payload_crc32c},
+                   .at = {.segment_idx = raw->segment_idx,
+                          .offset_bytes = raw->offset_bytes,
+                          .generation = raw->generation,
+                          .nonce = 0}};
+  std::memcpy(entry.meta.namespace_hash.bytes.data(), key.data(), Digest::kBytes);
+  std::memcpy(entry.meta.key.bytes.data(), key.data() + Digest::kBytes, Digest::kBytes);
+  return entry;
+}
+
+rocksdb::WriteOptions Synced() {
+  rocksdb::WriteOptions options;
+  options.sync = true;
+  return options;
+}
+
+}  // namespace
+
+absl::Status StatusOfRocksDb(const rocksdb::Status& status, std::string_view what) {
+  if (status.ok()) return absl::OkStatus();
+  const std::string text = status.ToString();
+  // A file that the database names and that is gone is damage, too.
+  const bool is_damaged = status.IsCorruption() || status.IsInvalidArgument() ||
+                          (status.IsIOError() && status.IsPathNotFound());
+  if (is_damaged) return DataLoss("%s: %s", what, text);
+  return Unavailable("%s: %s", what, text);
+}
+
+BlockIndex::BlockIndex() = default;
+
+BlockIndex::~BlockIndex() {
+  if (db_ == nullptr) return;
+  for (rocksdb::ColumnFamilyHandle* handle : handles_) db_->DestroyColumnFamilyHandle(handle);
+  // Every write was synced: nothing is lost when closing fails.
+  db_->Close().PermitUncheckedError();
+}
+
+absl::StatusOr<std::unique_ptr<BlockIndex>> BlockIndex::Open(const Options& options) {
+  std::unique_ptr<BlockIndex> index(new BlockIndex());
+  KVT_RETURN_IF_ERROR(index->OpenDatabase(options));
+  KVT_RETURN_IF_ERROR(index->CheckFormat());
+  return index;
+}
+
+absl::Status BlockIndex::OpenDatabase(const Options& options) {
+  std::error_code error;
+  const std::filesystem::path current = std::filesystem::path(options.path) / "CURRENT";
+  // Without CURRENT, RocksDB would start over beside the files of the old database.
+  if (!std::filesystem::exists(current, error) && std::filesystem::exists(options.path, error) &&
+      !std::filesystem::is_empty(options.path, error)) {
+    return DataLoss("%s: CURRENT is missing", options.path);
+  }
+  rocksdb::Options db_options;
+  db_options.create_if_missing = true;
+  db_options.create_missing_column_families = true;
+  db_options.compression = rocksdb::kNoCompression;  // hashes do not compress
+  // Small memtables: little to replay after a crash, and little disk for the log.
+  db_options.write_buffer_size = options.write_buffer_bytes;
+  db_options.max_total_wal_size = 2 * options.write_buffer_bytes;
+  db_options.target_file_size_base = 2 * options.write_buffer_bytes;
+  db_options.max_bytes_for_level_base = 8 * options.write_buffer_bytes;
+  db_options.max_background_jobs = 2;
+  // Preallocated space would count against the tier's physical cap.
+  db_options.allow_fallocate = false;
+  db_options.keep_log_file_num = 2;
+  db_options.max_log_file_size = 256 << 10;
+  db_options.max_manifest_file_size = 1 << 20;
+  db_options.info_log_level = rocksdb::WARN_LEVEL;
+  rocksdb::BlockBasedTableOptions table;
+  table.filter_policy.reset(rocksdb::NewBloomFilterPolicy(10));
+  db_options.table_factory.reset(rocksdb::NewBlockBasedTableFactory(table));
+  const rocksdb::ColumnFamilyOptions family(db_options);
+  const std::vector<rocksdb::ColumnFamilyDescriptor> families = {
+      {rocksdb::kDefaultColumnFamilyName, family}, {"blocks", family}, {"meta", family}};
+  rocksdb::DB* db = nullptr;
+  const rocksdb::Status opened =
+      rocksdb::DB::Open(db_options, options.path, families, &handles_, &db);
+  KVT_RETURN_IF_ERROR(StatusOfRocksDb(opened, "open the index"));
+  db_.reset(db);
+  return absl::OkStatus();
+}
+
+absl::Status BlockIndex::CheckFormat() {
+  KVT_ASSIGN_OR_RETURN(const std::optional<uint64_t> version, GetMeta(kFormatVersionKey));
+  if (!version) {
+    is_incomplete_ = true;
+    return absl::OkStatus();
+  }
+  if (*version > kFormatVersion) {
+    return FailedPrecondition(
+        "the index has format version %d, this build reads up to %d: use a "
+        "newer kvtierd, or another directory",
+        *version, kFormatVersion);
+  }
+  KVT_ASSIGN_OR_RETURN(const std::optional<uint64_t> segment_bytes, GetMeta(kSegmentBytesKey));
+  segment_bytes_ = segment_bytes.value_or(0);
+  return absl::OkStatus();
+}
+
+absl::Status BlockIndex::MarkComplete(uint64_t segment_bytes) {
+  rocksdb::WriteBatch batch;
+  rocksdb::Status put = batch.Put(handles_[kMeta], kSegmentBytesKey, NumberOf(segment_bytes));
+  const uint64_t version = kFormatVersion;
+  if (put.ok()) put = batch.Put(handles_[kMeta], kFormatVersionKey, NumberOf(version));
+  if (put.ok()) put = db_->Write(Synced(), &batch);
+  KVT_RETURN_IF_ERROR(StatusOfRocksDb(put, "write the format to the index"));
+  segment_bytes_ = segment_bytes;
+  is_incomplete_ = false;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::optional<uint64_t>> BlockIndex::GetMeta(const std::string& key) {
+  std::string value;
+  const rocksdb::Status got = db_->Get(rocksdb::ReadOptions(), handles_[kMeta], key, &value);
+  if (got.IsNotFound()) return std::optional<uint64_t>();
+  KVT_RETURN_IF_ERROR(StatusOfRocksDb(got, "read " + key + " from the index"));
+  uint64_t number = 0;
+  if (value.size() != sizeof(number)) return DataLoss("the index's %s has a bad length", key);
+  std::memcpy(&number, value.data(), sizeof(number));
+  return std::optional<uint64_t>(number);
+}
+
+absl::Status BlockIndex::ForEach(const std::function<void(const IndexEntry&)>& visit,
+                                 uint64_t& bad_count) {
+  rocksdb::ReadOptions options;
+  options.fill_cache = false;
+  std::unique_ptr<rocksdb::Iterator> it(db_->NewIterator(options, handles_[kBlocks]));
+  for (it->SeekToFirst(); it->Valid(); it->Next()) {
+    if (const auto entry = DecodeEntry(it->key(), it->value())) {
+      visit(*entry);
+    } else {
+      ++bad_count;
+    }
+  }
+  return StatusOfRocksDb(it->status(), "walk the index");
+}
+
+absl::Status BlockIndex::Apply(std::span<const IndexEntry> puts,
+                               std::span<const IndexRemoval> removals) {
+  rocksdb::WriteBatch batch;
+  absl::flat_hash_set<std::string> put_keys;
+  for (const IndexEntry& entry : puts) {
+    std::string key = KeyOf(entry.meta.namespace_hash, entry.meta.key);
+    const RawIndexValue raw = EncodeEntry(entry);
+    KVT_RETURN_IF_ERROR(
+        StatusOfRocksDb(batch.Put(handles_[kBlocks], key, ValueOf(raw)), "put an index entry"));
+    put_keys.insert(std::move(key));
+  }
+  for (const IndexRemoval& removal : removals) {
+    const std::string key = KeyOf(removal.namespace_hash, removal.key);
+    // The block was written again since: its entry is another replica's now.
+    if (put_keys.contains(key)) continue;
+    std::string value;
+    const rocksdb::Status got = db_->Get(rocksdb::ReadOptions(), handles_[kBlocks], key, &value);
+    if (got.IsNotFound()) continue;
+    KVT_RETURN_IF_ERROR(StatusOfRocksDb(got, "read an index entry"));
+    const std::optional<RawIndexValue> raw = DecodeValue(value);
+    if (raw && raw->generation != removal.generation) continue;
+    KVT_RETURN_IF_ERROR(
+        StatusOfRocksDb(batch.Delete(handles_[kBlocks], key), "delete an index entry"));
+  }
+  if (batch.Count() == 0) return absl::OkStatus();
+  return StatusOfRocksDb(db_->Write(Synced(), &batch), "write to the index");
+}
+
+absl::Status BlockIndex::Probe() {
+  KVT_RETURN_IF_ERROR(StatusOfRocksDb(db_->Resume(), "resume the index"));
+  const uint64_t zero = 0;
+  return StatusOfRocksDb(db_->Put(Synced(), handles_[kMeta], kProbeKey, NumberOf(zero)),
+                         "write to the index");
+}
+
+}  // namespace kvtier::nvme

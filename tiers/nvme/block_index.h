@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "tiers/nvme/segment_table.h"
+#include "tiers/tier.h"
+
+namespace rocksdb {
+class ColumnFamilyHandle;
+class DB;
+class Status;
+}  // namespace rocksdb
+
+namespace kvtier::nvme {
+
+// Where the payload of a block lies and what it is.
+struct IndexEntry {
+  BlockMeta meta;
+  Location at;  // nonce is not stored
+};
+
+// Takes the entry of a key away if it still names this generation.
+struct IndexRemoval {
+  NamespaceHash namespace_hash;
+  Key key;
+  uint64_t generation = 0;
+};
+
+// Value in column family "blocks"; its key is namespace_hash followed by key (64 bytes).
+//   offset  size  field
+//        0     4  version, 1
+//        4     4  segment_idx
+//        8     8  offset_bytes
+//       16     8  generation
+//       24     4  payload_bytes
+//       28     4  CRC-32C of the payload
+//       32     4  depth
+//       36     4  reserved, 0
+//       40    32  parent
+//       72    32  layout fingerprint
+struct RawIndexValue {
+  uint32_t version;
+  uint32_t segment_idx;
+  uint64_t offset_bytes;
+  uint64_t generation;
+  uint32_t payload_bytes;
+  uint32_t payload_crc32c;
+  uint32_t depth;
+  uint32_t reserved;
+  Key parent;
+  LayoutFingerprint layout;
+};
+static_assert(sizeof(RawIndexValue) == 104 && std::is_trivially_copyable_v<RawIndexValue>);
+
+// The durable map from blocks to places: RocksDB, small values only.
+// Owns the database. Thread-safe; every call blocks on I/O.
+// Errors everywhere: DATA_LOSS (the database is damaged), UNAVAILABLE (I/O; may pass).
+class BlockIndex {
+ public:
+  struct Options {
+    std::string path;
+    uint64_t write_buffer_bytes = 16ULL << 20;
+  };
+
+  // Creates the database when there is none. Also FAILED_PRECONDITION: a newer format.
+  static absl::StatusOr<std::unique_ptr<BlockIndex>> Open(const Options& options);
+  ~BlockIndex();
+
+  // MarkComplete was never called: new, or a process ended while it filled a new one.
+  bool is_incomplete() const { return is_incomplete_; }
+  // What MarkComplete was told; 0 before.
+  uint64_t segment_bytes() const { return segment_bytes_; }
+  // The index holds every block there is.
+  absl::Status MarkComplete(uint64_t segment_bytes);
+
+  // Values of an unknown shape are counted in `bad_count` and skipped.
+  absl::Status ForEach(const std::function<void(const IndexEntry&)>& visit, uint64_t& bad_count);
+  // All of it durably, or an error: then any part may have happened.
+  absl::Status Apply(std::span<const IndexEntry> puts, std::span<const IndexRemoval> removals);
+  // Tries to leave the read-only state that RocksDB enters after a failed write.
+  absl::Status Probe();
+
+ private:
+  BlockIndex();
+  absl::Status OpenDatabase(const Options& options);
+  absl::Status CheckFormat();
+  absl::StatusOr<std::optional<uint64_t>> GetMeta(const std::string& key);
+
+  std::unique_ptr<rocksdb::DB> db_;
+  std::vector<rocksdb::ColumnFamilyHandle*> handles_;
+  bool is_incomplete_ = false;
+  uint64_t segment_bytes_ = 0;
+};
+
+// The one mapping of RocksDB's errors.
+absl::Status StatusOfRocksDb(const rocksdb::Status& status, std::string_view what);
+
+}  // namespace kvtier::nvme

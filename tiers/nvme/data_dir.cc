@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tiers/nvme/data_dir.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <filesystem>
+#include <set>
+#include <system_error>
+#include <utility>
+
+#include "proto/base/check.h"
+#include "proto/base/status_util.h"
+
+namespace kvtier::nvme {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr char kDamagedPrefix[] = "index.damaged-";
+constexpr size_t kDamagedKeptCount = 2;
+constexpr mode_t kFileMode = S_IRUSR | S_IWUSR;
+
+absl::Status MakeFolder(const std::string& path) {
+  if (mkdir(path.c_str(), S_IRWXU) != 0 && errno != EEXIST) {
+    return ErrnoStatus(errno, "mkdir " + path);
+  }
+  return absl::OkStatus();
+}
+
+std::optional<uint32_t> NumberOf(const std::string& text) {
+  uint32_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (text.empty() || error != std::errc() || end != text.data() + text.size()) {
+    return std::nullopt;
+  }
+  return number;
+}
+
+}  // namespace
+
+PageMemory::PageMemory(uint64_t size_bytes)
+    : size_bytes_(RoundUpToPage(size_bytes)),
+      data_(static_cast<std::byte*>(std::aligned_alloc(kPageBytes, RoundUpToPage(size_bytes)))) {
+  KVT_CHECK(data_ != nullptr);
+}
+
+absl::StatusOr<std::unique_ptr<DataDir>> DataDir::Open(const std::string& path) {
+  KVT_RETURN_IF_ERROR(MakeFolder(path));
+  std::unique_ptr<DataDir> dir(new DataDir(path));
+  KVT_RETURN_IF_ERROR(dir->TakeLock());
+  KVT_RETURN_IF_ERROR(MakeFolder(path + "/segments"));
+  KVT_RETURN_IF_ERROR(dir->OpenProbe());
+  return dir;
+}
+
+DataDir::~DataDir() {
+  for (const auto& [segment_idx, fd] : fds_) close(fd);
+  if (probe_fd_ >= 0) close(probe_fd_);
+  if (lock_fd_ >= 0) close(lock_fd_);
+}
+
+absl::Status DataDir::TakeLock() {
+  const std::string lock_path = path_ + "/LOCK";
+  lock_fd_ = open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, kFileMode);
+  if (lock_fd_ < 0) return ErrnoStatus(errno, "open " + lock_path);
+  char pid[24] = {};
+  if (flock(lock_fd_, LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK) return ErrnoStatus(errno, "lock " + lock_path);
+    const ssize_t got = pread(lock_fd_, pid, sizeof(pid) - 1, 0);
+    return FailedPrecondition("%s is in use by another process (pid %s)", path_,
+                              got > 0 ? pid : "unknown");
+  }
+  const int length = std::snprintf(pid, sizeof(pid), "%d", getpid());
+  // The pid is for people; the lock holds without it, on a full disk too.
+  if (ftruncate(lock_fd_, 0) == 0) {
+    [[maybe_unused]] const ssize_t put = pwrite(lock_fd_, pid, static_cast<size_t>(length), 0);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DataDir::OpenProbe() {
+  const std::string probe_path = path_ + "/probe";
+  const PageMemory page(kPageBytes);
+  std::memset(page.data(), 0, kPageBytes);
+  for (const bool direct : {true, false}) {
+    probe_fd_ =
+        open(probe_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | (direct ? O_DIRECT : 0), kFileMode);
+    if (probe_fd_ < 0) {
+      if (direct && errno == EINVAL) continue;
+      return ErrnoStatus(errno, "open " + probe_path);
+    }
+    is_direct_ = direct;
+    // A full disk is no reason not to serve what is there.
+    if (pwrite(probe_fd_, page.data(), kPageBytes, 0) >= 0 || errno != EINVAL) break;
+    close(probe_fd_);
+    probe_fd_ = -1;
+  }
+  if (probe_fd_ < 0) return Unavailable("%s cannot be written", probe_path);
+  return absl::OkStatus();
+}
+
+std::string DataDir::SegmentPath(uint32_t segment_idx) const {
+  char name[32];
+  std::snprintf(name, sizeof(name), "/segments/%06u.seg", segment_idx);
+  return path_ + name;
+}
+
+absl::StatusOr<int> DataDir::SegmentFd(uint32_t segment_idx) {
+  if (const auto it = fds_.find(segment_idx); it != fds_.end()) return it->second;
+  const std::string path = SegmentPath(segment_idx);
+  const int fd =
+      open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | (is_direct_ ? O_DIRECT : 0), kFileMode);
+  if (fd < 0) return ErrnoStatus(errno, "open " + path);
+  fds_.emplace(segment_idx, fd);
+  return fd;
+}
+
+absl::StatusOr<std::map<uint32_t, DataDir::SegmentFile>> DataDir::LoadSegments() {
+  std::map<uint32_t, SegmentFile> files;
+  std::error_code error;
+  fs::directory_iterator it(path_ + "/segments", error);
+  const PageMemory page(kPageBytes);
+  for (; !error && it != fs::directory_iterator(); it.increment(error)) {
+    const std::optional<uint32_t> segment_idx = NumberOf(it->path().stem().string());
+    if (it->path().extension() != ".seg" || !segment_idx || *segment_idx > 999999) continue;
+    KVT_ASSIGN_OR_RETURN(const int fd, SegmentFd(*segment_idx));
+    struct stat status = {};
+    if (fstat(fd, &status) != 0) return ErrnoStatus(errno, "stat " + it->path().string());
+    SegmentFile& file = files[*segment_idx];
+    file.file_bytes = static_cast<uint64_t>(status.st_size);
+    const ssize_t got = pread(fd, page.data(), kPageBytes, 0);
+    if (got < 0) return ErrnoStatus(errno, "read " + it->path().string());
+    auto header = ParseSegmentHeader(page.bytes().first(static_cast<size_t>(got)));
+    if (header.ok() && header->segment_idx != *segment_idx) {
+      header = DataLoss("the file is segment %d under another name", header->segment_idx);
+    }
+    if (header.ok()) {
+      file.header = *header;
+    } else {
+      file.header_error = header.status();
+    }
+  }
+  if (error) return ErrnoStatus(error.value(), "list " + path_ + "/segments");
+  return files;
+}
+
+absl::Status DataDir::RemoveSegment(uint32_t segment_idx) {
+  if (const auto it = fds_.find(segment_idx); it != fds_.end()) {
+    close(it->second);
+    fds_.erase(it);
+  }
+  const std::string path = SegmentPath(segment_idx);
+  if (unlink(path.c_str()) != 0 && errno != ENOENT) return ErrnoStatus(errno, "unlink " + path);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<int> DataDir::OpenGrowProbe() {
+  const std::string path = path_ + "/grow";
+  const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, kFileMode);
+  if (fd < 0) return ErrnoStatus(errno, "open " + path);
+  return fd;
+}
+
+void DataDir::RemoveGrowProbe(int fd) {
+  unlink((path_ + "/grow").c_str());
+  close(fd);
+}
+
+absl::StatusOr<std::string> DataDir::MoveIndexAside() {
+  std::set<uint32_t> numbers;
+  std::error_code error;
+  fs::directory_iterator it(path_, error);
+  for (; !error && it != fs::directory_iterator(); it.increment(error)) {
+    const std::string name = it->path().filename().string();
+    if (!name.starts_with(kDamagedPrefix)) continue;
+    if (const auto number = NumberOf(name.substr(std::strlen(kDamagedPrefix)))) {
+      numbers.insert(*number);
+    }
+  }
+  while (!error && numbers.size() >= kDamagedKeptCount) {
+    fs::remove_all(path_ + "/" + kDamagedPrefix + std::to_string(*numbers.begin()), error);
+    numbers.erase(numbers.begin());
+  }
+  const uint32_t number = numbers.empty() ? 1 : *numbers.rbegin() + 1;
+  std::string aside = path_ + "/" + kDamagedPrefix + std::to_string(number);
+  if (!error) fs::rename(index_path(), aside, error);
+  if (error) return ErrnoStatus(error.value(), "move " + index_path() + " aside");
+  return aside;
+}
+
+uint64_t DataDir::PhysicalBytes() const {
+  uint64_t total_bytes = 0;
+  std::error_code error;
+  fs::recursive_directory_iterator it(path_, error);
+  for (; !error && it != fs::recursive_directory_iterator(); it.increment(error)) {
+    struct stat status = {};
+    // Files may vanish meanwhile: RocksDB deletes its old ones.
+    if (lstat(it->path().c_str(), &status) != 0) continue;
+    total_bytes += static_cast<uint64_t>(status.st_blocks) * 512;
+  }
+  return total_bytes;
+}
+
+}  // namespace kvtier::nvme

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "tiers/nvme/record.h"
+
+namespace kvtier::nvme {
+
+// Page-aligned memory for O_DIRECT, whole pages.
+class PageMemory {
+ public:
+  explicit PageMemory(uint64_t size_bytes);
+  std::byte* data() const { return data_.get(); }
+  std::span<std::byte> bytes() const { return {data_.get(), size_bytes_}; }
+  std::span<std::byte, kPageBytes> first_page() const {
+    return std::span<std::byte, kPageBytes>(data_.get(), kPageBytes);
+  }
+
+ private:
+  struct Freer {
+    void operator()(std::byte* data) const { std::free(data); }
+  };
+  uint64_t size_bytes_;
+  std::unique_ptr<std::byte, Freer> data_;
+};
+
+// The directory of an nvme tier:
+//   LOCK               held with flock by the owner; holds its pid
+//   probe              one page, rewritten to see whether the disk works
+//   grow               exists while the tier tries whether a full disk has room again
+//   index/             RocksDB
+//   index.damaged-N/   an index that did not open, kept for inspection (the last two)
+//   segments/NNNNNN.seg
+// Owns the lock and the open files. Thread-compatible. Blocks on small I/O.
+class DataDir {
+ public:
+  struct SegmentFile {
+    uint64_t file_bytes = 0;
+    // Absent when unreadable; `header_error` says why.
+    std::optional<SegmentHeader> header;
+    absl::Status header_error;
+  };
+
+  // Creates what is missing and takes the lock. Errors: FAILED_PRECONDITION (another process owns
+  // the directory; names its pid), PERMISSION_DENIED, UNAVAILABLE, ...
+  static absl::StatusOr<std::unique_ptr<DataDir>> Open(const std::string& path);
+  ~DataDir();
+  DataDir(const DataDir&) = delete;
+  DataDir& operator=(const DataDir&) = delete;
+
+  // O_DIRECT works here.
+  bool is_direct() const { return is_direct_; }
+  std::string index_path() const { return path_ + "/index"; }
+  int probe_fd() const { return probe_fd_; }
+
+  // Looks at every segment file and opens it. UNAVAILABLE: one cannot be read now (EIO).
+  absl::StatusOr<std::map<uint32_t, SegmentFile>> LoadSegments();
+  // The open descriptor, opening or creating the file when there is none.
+  absl::StatusOr<int> SegmentFd(uint32_t segment_idx);
+  // Requires: SegmentFd gave one out.
+  int OpenedFd(uint32_t segment_idx) const { return fds_.at(segment_idx); }
+  absl::Status RemoveSegment(uint32_t segment_idx);
+  std::string SegmentPath(uint32_t segment_idx) const;
+
+  // A file to try to allocate space in; removed again by RemoveGrowProbe.
+  absl::StatusOr<int> OpenGrowProbe();
+  void RemoveGrowProbe(int fd);
+
+  // Renames index/ to index.damaged-N; returns the new path.
+  absl::StatusOr<std::string> MoveIndexAside();
+
+  // Bytes that the directory occupies on the file system.
+  uint64_t PhysicalBytes() const;
+
+ private:
+  explicit DataDir(std::string path) : path_(std::move(path)) {}
+  absl::Status TakeLock();
+  absl::Status OpenProbe();
+
+  const std::string path_;
+  int lock_fd_ = -1;
+  int probe_fd_ = -1;
+  bool is_direct_ = false;
+  std::map<uint32_t, int> fds_;
+};
+
+}  // namespace kvtier::nvme

@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The index thread of NvmeTier: everything that waits for RocksDB. It alone changes where a live
+// replica lies, so that puts and removals of one block never cross.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "proto/base/check.h"
+#include "proto/base/status_util.h"
+#include "tiers/nvme/nvme_impl.h"
+
+namespace kvtier {
+
+namespace {
+
+constexpr std::chrono::seconds kRefreshInterval(1);
+
+}  // namespace
+
+struct NvmeTier::Impl::CommitBatch {
+  std::vector<Commit> commits;
+  std::vector<Removal> removals;
+  std::vector<Finished> finished;
+};
+
+bool NvmeTier::Impl::IndexHasWork() const {
+  if (!commits_.empty() || is_index_probe_wanted_ || is_io_done_) return true;
+  return !is_index_failed_ && (!frees_.empty() || !removals_.empty());
+}
+
+void NvmeTier::Impl::IndexMain() {
+  while (true) {
+    CommitBatch batch;
+    bool is_probing;
+    {
+      absl::MutexLock lock(&mutex_);
+      mutex_.Await(absl::Condition(this, &Impl::IndexHasWork));
+      is_probing = std::exchange(is_index_probe_wanted_, false);
+      if (!is_probing) batch = TakeBatch();
+      const bool is_empty =
+          batch.commits.empty() && batch.removals.empty() && batch.finished.empty();
+      if (is_empty && !is_probing && is_io_done_) return;
+    }
+    if (is_probing) {
+      ProbeIndex();
+    } else {
+      const absl::Status status = ApplyBatch(batch);
+      {
+        absl::MutexLock lock(&mutex_);
+        if (status.ok()) {
+          EndBatch(batch);
+        } else {
+          FailBatch(batch, status);
+        }
+      }
+      if (!status.ok()) Degrade(status);
+    }
+    for (Finished& finished : batch.finished) Finish(std::move(finished));
+    RefreshPhysicalBytes();
+    engine_->Wake();
+  }
+}
+
+NvmeTier::Impl::CommitBatch NvmeTier::Impl::TakeBatch() {
+  CommitBatch batch;
+  for (Commit& commit : std::exchange(commits_, {})) {
+    const uint64_t record_bytes = nvme::RecordBytes(commit.meta.payload_bytes);
+    if (commit.is_move) {
+      const auto it = replicas_.find(commit.replica_id);
+      if (it == replicas_.end() || it->second.is_freed) {
+        // Freed on the way: the copy never was, unless a failed put left its entry behind.
+        if (commit.was_attempted) {
+          segments_->Pin(commit.at.segment_idx);
+          removals_.push_back({.removal = {.namespace_hash = commit.meta.namespace_hash,
+                                           .key = commit.meta.key,
+                                           .generation = commit.at.generation},
+                               .segment_idx = commit.at.segment_idx});
+        }
+        segments_->Abandon(commit.at, record_bytes);
+        EndMove(commit.replica_id);
+        continue;
+      }
+      if (is_index_failed_) {
+        stalled_moves_.push_back(std::move(commit));
+        continue;
+      }
+    } else if (is_index_failed_) {
+      segments_->Abandon(commit.at, record_bytes);
+      replicas_.at(commit.replica_id).state = ReplicaState::kReserved;
+      batch.finished.push_back({.done = std::move(commit.done),
+                                .status = Unavailable("nvme: degraded: %s", health_.reason),
+                                .is_write = true});
+      continue;
+    }
+    batch.commits.push_back(std::move(commit));
+  }
+  if (is_index_failed_) return batch;
+  batch.removals = std::exchange(removals_, {});
+  for (const ReplicaId replica_id : std::exchange(frees_, {})) {
+    const Replica& replica = replicas_.at(replica_id);
+    batch.removals.push_back({.removal = {.namespace_hash = replica.namespace_hash,
+                                          .key = replica.key,
+                                          .generation = replica.at.generation},
+                              .segment_idx = replica.at.segment_idx,
+                              .replica_id = replica_id});
+  }
+  return batch;
+}
+
+absl::Status NvmeTier::Impl::ApplyBatch(const CommitBatch& batch) {
+  if (batch.commits.empty() && batch.removals.empty()) return absl::OkStatus();
+  std::vector<nvme::IndexEntry> puts;
+  std::vector<nvme::IndexRemoval> removals;
+  puts.reserve(batch.commits.size());
+  removals.reserve(batch.removals.size());
+  for (const Commit& commit : batch.commits) puts.push_back({commit.meta, commit.at});
+  for (const Removal& removal : batch.removals) removals.push_back(removal.removal);
+  if (const int error = Fault(NvmeFaultPoint::kIndexBefore); error != 0) {
+    return ErrnoStatus(error, "write to the index");
+  }
+  KVT_RETURN_IF_ERROR(index_->Apply(puts, removals));
+  if (const int error = Fault(NvmeFaultPoint::kIndexAfter); error != 0) {
+    return ErrnoStatus(error, "write to the index");
+  }
+  return absl::OkStatus();
+}
+
+void NvmeTier::Impl::EndBatch(CommitBatch& batch) {
+  for (Commit& commit : batch.commits) {
+    EndCommit(commit);
+    batch.finished.push_back(
+        {.done = std::move(commit.done), .status = absl::OkStatus(), .is_write = true});
+  }
+  for (const Removal& removal : batch.removals) {
+    segments_->Unpin(removal.segment_idx);
+    if (removal.replica_id != kNoReplica) replicas_.erase(removal.replica_id);
+  }
+}
+
+void NvmeTier::Impl::EndCommit(const Commit& commit) {
+  const uint64_t record_bytes = nvme::RecordBytes(commit.meta.payload_bytes);
+  Replica& replica = replicas_.at(commit.replica_id);
+  const Location from = std::exchange(replica.at, commit.at);
+  if (commit.is_move) {
+    moved_bytes_ += record_bytes;
+    EndMove(commit.replica_id);
+    if (replica.is_freed) {
+      // Freed while the put was under way: Free pinned and dropped the old place, and the removal
+      // that is still to come is now about the new one.
+      segments_->Pin(commit.at.segment_idx);
+      segments_->Abandon(commit.at, record_bytes);
+      segments_->Unpin(from.segment_idx);
+      return;
+    }
+    segments_->Drop(from, record_bytes);
+  }
+  replica.state = ReplicaState::kLive;
+  members_[commit.at.segment_idx].push_back(commit.replica_id);
+  segments_->Commit(commit.at);
+}
+
+// Any part of the batch may be in the index. Writes are undone by removals that are retried until
+// they are durable; moves and removals are retried as they are.
+void NvmeTier::Impl::FailBatch(CommitBatch& batch, const absl::Status& status) {
+  is_index_failed_ = true;
+  for (Commit& commit : batch.commits) {
+    if (commit.is_move) {
+      commit.was_attempted = true;
+      stalled_moves_.push_back(std::move(commit));
+      continue;
+    }
+    segments_->Pin(commit.at.segment_idx);
+    removals_.push_back({.removal = {.namespace_hash = commit.meta.namespace_hash,
+                                     .key = commit.meta.key,
+                                     .generation = commit.at.generation},
+                         .segment_idx = commit.at.segment_idx});
+    segments_->Abandon(commit.at, nvme::RecordBytes(commit.meta.payload_bytes));
+    replicas_.at(commit.replica_id).state = ReplicaState::kReserved;
+    batch.finished.push_back({.done = std::move(commit.done),
+                              .status = Unavailable("nvme: %s", status.ToString()),
+                              .is_write = true});
+  }
+  for (Removal& removal : batch.removals) {
+    if (removal.replica_id != kNoReplica) {
+      frees_.push_back(removal.replica_id);
+    } else {
+      removals_.push_back(removal);
+    }
+  }
+}
+
+void NvmeTier::Impl::ProbeIndex() {
+  const int error = Fault(NvmeFaultPoint::kIndexBefore);
+  const absl::Status status =
+      error != 0 ? ErrnoStatus(error, "write to the index") : index_->Probe();
+  absl::MutexLock lock(&mutex_);
+  index_probe_result_ = status;
+  is_index_failed_ = !status.ok();
+  if (!status.ok()) return;
+  for (Commit& move : std::exchange(stalled_moves_, {})) commits_.push_back(std::move(move));
+}
+
+void NvmeTier::Impl::RefreshPhysicalBytes() {
+  const Clock::time_point now = Clock::now();
+  if (now < next_refresh_) return;
+  next_refresh_ = now + kRefreshInterval;
+  const uint64_t physical_bytes = dir_->PhysicalBytes();
+  absl::MutexLock lock(&mutex_);
+  physical_bytes_ = physical_bytes;
+}
+
+}  // namespace kvtier

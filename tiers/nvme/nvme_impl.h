@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The inside of NvmeTier. A block's way in: Write (queue) -> I/O thread: checksum, place, one
+// vectored write -> fdatasync for the whole group -> index thread: one synced RocksDB batch ->
+// done. nvme_tier.cc has the public calls, nvme_io.cc the I/O thread's transfers, nvme_reclaim.cc
+// its upkeep (activation, moves, healing), nvme_commit.cc the index thread, nvme_recover.cc start.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/synchronization/mutex.h"
+#include "tiers/nvme/block_index.h"
+#include "tiers/nvme/data_dir.h"
+#include "tiers/nvme/io_engine.h"
+#include "tiers/nvme/nvme_tier.h"
+#include "tiers/nvme/record.h"
+#include "tiers/nvme/segment_table.h"
+
+namespace kvtier {
+
+class NvmeTier::Impl {
+ public:
+  explicit Impl(const NvmeOptions& options) : options_(options) {}
+  ~Impl() { Close(); }
+
+  // What NvmeTier's functions of these names say.
+  absl::Status Open();
+  absl::StatusOr<ReplicaId> Reserve(uint32_t payload_bytes);
+  void Free(ReplicaId replica_id);
+  uint64_t FootprintBytes(uint32_t payload_bytes) const;
+  TierUsage Usage() const;
+  void Write(ReplicaId replica_id, const BlockMeta& meta, std::span<const std::byte> source,
+             Done done);
+  void Read(ReplicaId replica_id, const BlockMeta& meta, std::span<std::byte> target, Done done);
+  absl::Status Recover(const std::function<void(const BlockMeta&, ReplicaId)>& found);
+  TierHealth Health() const;
+  NvmeStats Stats() const;
+  void Close();
+
+ private:
+  using Location = nvme::Location;
+  using Stream = nvme::Stream;
+  using Clock = std::chrono::steady_clock;
+
+  enum class ReplicaState : uint8_t { kReserved, kWriting, kLive, kLost };
+  struct Replica {
+    uint32_t payload_bytes = 0;
+    ReplicaState state = ReplicaState::kReserved;
+    // Given back; stays here until the index has forgotten it durably.
+    bool is_freed = false;
+    bool is_moving = false;
+    NamespaceHash namespace_hash = {};
+    Key key = {};
+    // kLive: where it lies. Changed by the index thread only.
+    Location at = {};
+  };
+  struct WriteRequest {
+    ReplicaId replica_id = kNoReplica;
+    BlockMeta meta;
+    std::span<const std::byte> source;
+    Done done;
+    bool is_checked = false;
+  };
+  struct ReadRequest {
+    ReplicaId replica_id = kNoReplica;
+    BlockMeta meta;
+    std::span<std::byte> target;
+    Done done;
+  };
+  // A record that is written, on its way to be durable and then indexed.
+  struct Commit {
+    ReplicaId replica_id = kNoReplica;
+    BlockMeta meta;
+    Location at;
+    bool is_move = false;
+    // An index write that may have happened has failed.
+    bool was_attempted = false;
+    Done done;  // of a write
+  };
+  // A live record on its way from the victim to another segment.
+  struct Move {
+    ReplicaId replica_id = kNoReplica;
+    BlockMeta meta;
+    nvme::PageMemory record;
+    Move(ReplicaId id, uint64_t record_bytes) : replica_id(id), record(record_bytes) {}
+  };
+  // An index entry to take away; its segment is pinned until that is durable.
+  struct Removal {
+    nvme::IndexRemoval removal;
+    uint32_t segment_idx = 0;
+    ReplicaId replica_id = kNoReplica;  // to be forgotten then, if any
+  };
+  struct Finished {
+    Done done;
+    absl::Status status;
+    bool is_write = false;
+  };
+  struct ReadJob;
+  struct WriteJob;
+  struct ActivationJob;
+  struct CommitBatch;
+
+  // nvme_tier.cc
+  void Finish(Finished finished) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Degrade(const absl::Status& reason) ABSL_LOCKS_EXCLUDED(mutex_);
+  int Fault(NvmeFaultPoint point) const { return hook_ ? hook_(point) : 0; }
+  uint64_t RoomBytes() const { return segment_bytes_ - nvme::kPageBytes; }
+
+  // nvme_io.cc; all on the I/O thread.
+  absl::StatusOr<std::unique_ptr<nvme::IoEngine>> MakeEngine();
+  void IoMain();
+  bool TakeQueues();
+  void Submit(std::unique_ptr<nvme::IoOp> op);
+  void StartReads();
+  void StartRead(ReadRequest request, const Location& at);
+  void EndRead(ReadJob& job, int64_t result);
+  void StartWrites();
+  absl::Status CheckSource(WriteRequest& request);
+  void StartWrite(WriteRequest request, const Location& at);
+  void EndWrite(WriteJob& job, int64_t result);
+  void RefuseWrite(WriteRequest request, absl::Status status);
+  void StartSync();
+  void SyncNext();
+  void FailGroup(std::vector<Commit> group, const absl::Status& status);
+
+  // nvme_reclaim.cc; all on the I/O thread.
+  void StartActivation(Stream stream, const nvme::SegmentTable::Activation& activation);
+  void ZeroNext(std::unique_ptr<ActivationJob> job);
+  void WriteSegmentHeader(std::unique_ptr<ActivationJob> job);
+  void FailActivation(const ActivationJob& job, const absl::Status& status);
+  void StartMoves();
+  void RefillMoves(uint32_t victim_idx) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void StartMoveRead(std::unique_ptr<Move> move, const Location& at);
+  void EndMoveRead(std::unique_ptr<Move> move, const Location& at, int64_t result);
+  void LoseReplica(ReplicaId replica_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void StartMoveWrites();
+  void StartMoveWrite(std::unique_ptr<Move> move, const Location& at);
+  void EndMove(ReplicaId replica_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void StopMoves(bool victim_is_bad) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void MaybeHeal();
+  void HealProbe();
+  void HealGrow();
+  void HealIndex();
+  void EndHeal(const absl::Status& status);
+
+  // nvme_commit.cc; all on the index thread.
+  void IndexMain();
+  bool IndexHasWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  CommitBatch TakeBatch() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status ApplyBatch(const CommitBatch& batch);
+  void EndBatch(CommitBatch& batch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void FailBatch(CommitBatch& batch, const absl::Status& status)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void EndCommit(const Commit& commit) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void ProbeIndex();
+  void RefreshPhysicalBytes();
+
+  // nvme_recover.cc; before the threads have work.
+  absl::Status OpenIndex();
+  absl::Status RebuildIndex(const absl::Status& why);
+  absl::Status FillIndexFromSegments();
+  void ChooseSegmentBytes();
+  absl::Status StartThreads();
+  absl::StatusOr<std::vector<nvme::IndexEntry>> LoadEntries(
+      std::vector<nvme::IndexRemoval>& dropped);
+  bool IsPossible(const nvme::IndexEntry& entry) const;
+  absl::Status DropExcessSegments(std::vector<nvme::IndexEntry>& entries,
+                                  std::vector<nvme::IndexRemoval>& dropped);
+  void DropExcessEntries(std::vector<nvme::IndexEntry>& entries, uint64_t capacity_bytes,
+                         std::vector<nvme::IndexRemoval>& dropped) const;
+  uint64_t IndexBufferBytes() const;
+
+  const NvmeOptions options_;
+  std::function<int(NvmeFaultPoint)> hook_;
+  std::unique_ptr<nvme::DataDir> dir_;
+  std::unique_ptr<nvme::BlockIndex> index_;
+  std::map<uint32_t, nvme::DataDir::SegmentFile> files_;  // until Recover
+  uint64_t segment_bytes_ = 0;
+  uint32_t segment_count_ = 0;
+  std::string engine_name_;
+  uint64_t recovered_count_ = 0;
+  uint64_t dropped_count_ = 0;
+  bool is_rebuilt_ = false;
+
+  mutable absl::Mutex mutex_;
+  bool is_recovered_ ABSL_GUARDED_BY(mutex_) = false;
+  bool is_closing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool is_io_done_ ABSL_GUARDED_BY(mutex_) = false;
+  std::unique_ptr<nvme::SegmentTable> segments_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<ReplicaId, Replica> replicas_ ABSL_GUARDED_BY(mutex_);
+  // Replicas whose record lay in a segment at some time since it was activated.
+  absl::flat_hash_map<uint32_t, std::vector<ReplicaId>> members_ ABSL_GUARDED_BY(mutex_);
+  ReplicaId last_replica_id_ ABSL_GUARDED_BY(mutex_) = kNoReplica;
+  uint64_t used_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t physical_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t moved_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t sync_count_ ABSL_GUARDED_BY(mutex_) = 0;
+  TierHealth health_ ABSL_GUARDED_BY(mutex_);
+  // Accepted and not done.
+  int read_count_ ABSL_GUARDED_BY(mutex_) = 0;
+  int write_count_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::deque<ReadRequest> new_reads_ ABSL_GUARDED_BY(mutex_);
+  std::deque<WriteRequest> new_writes_ ABSL_GUARDED_BY(mutex_);
+  // For the index thread.
+  std::vector<Commit> commits_ ABSL_GUARDED_BY(mutex_);
+  std::vector<Commit> stalled_moves_ ABSL_GUARDED_BY(mutex_);
+  std::vector<ReplicaId> frees_ ABSL_GUARDED_BY(mutex_);
+  std::vector<Removal> removals_ ABSL_GUARDED_BY(mutex_);
+  bool is_index_failed_ ABSL_GUARDED_BY(mutex_) = false;
+  bool is_index_probe_wanted_ ABSL_GUARDED_BY(mutex_) = false;
+  std::optional<absl::Status> index_probe_result_ ABSL_GUARDED_BY(mutex_);
+  // Moves between the start of their read and their end.
+  int move_count_ ABSL_GUARDED_BY(mutex_) = 0;
+
+  // The I/O thread's own.
+  std::unique_ptr<nvme::IoEngine> engine_;  // Wake: any thread
+  std::deque<ReadRequest> reads_;
+  std::deque<WriteRequest> writes_;
+  std::vector<nvme::IoEngine::Completion> injected_;
+  int transfer_count_ = 0;  // reads and writes of records
+  int op_count_ = 0;        // all operations
+  bool is_write_waiting_ = false;
+  std::vector<Commit> written_;
+  std::vector<Commit> sync_group_;
+  std::vector<uint32_t> sync_segments_;
+  std::deque<ReplicaId> move_queue_;
+  std::deque<std::unique_ptr<Move>> moves_ready_;
+  uint64_t move_bytes_ = 0;
+  std::optional<nvme::PageMemory> zeros_;
+  std::optional<nvme::PageMemory> probe_page_;
+  std::mt19937_64 random_{std::random_device{}()};
+  bool is_healing_ = false;
+  bool has_grow_failed_ = false;
+  Clock::time_point next_heal_;
+
+  // The index thread's own.
+  Clock::time_point next_refresh_;
+
+  std::jthread io_thread_;
+  std::jthread index_thread_;
+};
+
+}  // namespace kvtier

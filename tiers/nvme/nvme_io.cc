@@ -1,0 +1,373 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The I/O thread of NvmeTier: transfers of records and group syncs.
+#include <pthread.h>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "proto/base/check.h"
+#include "proto/base/crc32c.h"
+#include "proto/base/status_util.h"
+#include "tiers/nvme/nvme_impl.h"
+
+namespace kvtier {
+
+using nvme::IoKind;
+using nvme::IoOp;
+using nvme::kPageBytes;
+using nvme::PageMemory;
+
+namespace {
+
+// Operations beside record transfers: two activations, one sync, one heal probe.
+constexpr int kUpkeepDepth = 8;
+// Only a bound on sleep; everything that needs the thread wakes it.
+constexpr int kIdleWaitMs = 10'000;
+
+NvmeFaultPoint FaultPointOf(IoKind kind) {
+  switch (kind) {
+    case IoKind::kRead:
+      return NvmeFaultPoint::kRead;
+    case IoKind::kWrite:
+      return NvmeFaultPoint::kWrite;
+    case IoKind::kSync:
+      return NvmeFaultPoint::kSync;
+    case IoKind::kAllocate:
+      return NvmeFaultPoint::kAllocate;
+  }
+  KVT_CHECK(false);
+}
+
+bool IsPageAligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % kPageBytes == 0; }
+
+}  // namespace
+
+// The buffers of a record transfer: header page, the caller's whole pages, and a page for the rest
+// of the payload, so that nothing beyond the caller's bytes is touched. A caller's buffer that is
+// not page-aligned is replaced by `bounce` as a whole.
+struct NvmeTier::Impl::ReadJob {
+  ReadRequest request;
+  Location at;
+  PageMemory pages{2 * kPageBytes};
+  std::optional<PageMemory> bounce;
+};
+
+struct NvmeTier::Impl::WriteJob {
+  WriteRequest request;
+  Location at;
+  PageMemory pages{2 * kPageBytes};
+  std::optional<PageMemory> bounce;
+};
+
+absl::StatusOr<std::unique_ptr<nvme::IoEngine>> NvmeTier::Impl::MakeEngine() {
+  const nvme::IoEngineOptions engine_options{.queue_depth = options_.queue_depth + kUpkeepDepth,
+                                             .attempt_bytes_max = options_.attempt_bytes_max};
+  if (options_.io_engine == NvmeIoEngine::kPread) return nvme::MakePreadEngine(engine_options);
+  auto uring = nvme::MakeUringEngine(engine_options);
+  if (uring.ok() || options_.io_engine == NvmeIoEngine::kIoUring) return uring;
+  spdlog::warn("nvme: no io_uring, using a pool of pread threads: {}", uring.status().ToString());
+  return nvme::MakePreadEngine(engine_options);
+}
+
+void NvmeTier::Impl::IoMain() {
+  while (TakeQueues()) {
+    StartReads();
+    StartWrites();
+    StartMoves();
+    StartMoveWrites();
+    StartSync();
+    MaybeHeal();
+    int wait_ms = kIdleWaitMs;
+    {
+      absl::MutexLock lock(&mutex_);
+      if (health_.degraded) wait_ms = options_.heal_interval_ms;
+    }
+    if (!injected_.empty()) wait_ms = 0;
+    std::vector<nvme::IoEngine::Completion> completed = engine_->Wait(wait_ms);
+    for (auto& completion : injected_) completed.push_back(std::move(completion));
+    injected_.clear();
+    op_count_ -= static_cast<int>(completed.size());
+    for (auto& completion : completed) std::move(completion.op->done)(completion.result);
+  }
+}
+
+// False when the tier closes and nothing is left to do.
+bool NvmeTier::Impl::TakeQueues() {
+  absl::MutexLock lock(&mutex_);
+  for (ReadRequest& request : new_reads_) reads_.push_back(std::move(request));
+  new_reads_.clear();
+  for (WriteRequest& request : new_writes_) writes_.push_back(std::move(request));
+  new_writes_.clear();
+  if (!is_closing_) return true;
+  return op_count_ > 0 || !reads_.empty() || !writes_.empty() || !written_.empty() ||
+         !sync_group_.empty() || !moves_ready_.empty();
+}
+
+void NvmeTier::Impl::Submit(std::unique_ptr<IoOp> op) {
+  ++op_count_;
+  if (const int error = Fault(FaultPointOf(op->kind)); error != 0) {
+    injected_.push_back({.op = std::move(op), .result = -error});
+    return;
+  }
+  engine_->Submit(std::move(op));
+}
+
+void NvmeTier::Impl::StartReads() {
+  // A waiting write gets at least one place: reads come first, but not alone.
+  const int read_depth = std::max(1, options_.queue_depth - (writes_.empty() ? 0 : 1));
+  while (!reads_.empty() && transfer_count_ < read_depth) {
+    ReadRequest request = std::move(reads_.front());
+    reads_.pop_front();
+    std::optional<Location> at;
+    {
+      absl::MutexLock lock(&mutex_);
+      const Replica& replica = replicas_.at(request.replica_id);
+      if (replica.state == ReplicaState::kLive) {
+        at = replica.at;
+        segments_->Pin(at->segment_idx);
+      }
+    }
+    if (at) {
+      StartRead(std::move(request), *at);
+    } else {
+      Finish({.done = std::move(request.done),
+              .status = DataLoss("nvme: block %s is lost", request.meta.key.Hex())});
+    }
+  }
+}
+
+void NvmeTier::Impl::StartRead(ReadRequest request, const Location& at) {
+  auto job = std::make_unique<ReadJob>();
+  job->request = std::move(request);
+  job->at = at;
+  const std::span<std::byte> target = job->request.target;
+  auto op = std::make_unique<IoOp>();
+  op->kind = IoKind::kRead;
+  op->fd = dir_->OpenedFd(at.segment_idx);
+  op->offset_bytes = at.offset_bytes;
+  op->AddBuffer(job->pages.data(), kPageBytes);
+  if (IsPageAligned(target.data())) {
+    const size_t whole_bytes = target.size() / kPageBytes * kPageBytes;
+    op->AddBuffer(target.data(), whole_bytes);
+    if (whole_bytes < target.size()) op->AddBuffer(job->pages.data() + kPageBytes, kPageBytes);
+  } else {
+    job->bounce.emplace(target.size());
+    op->AddBuffer(job->bounce->data(), job->bounce->bytes().size());
+  }
+  ++transfer_count_;
+  op->done = [this, job = std::move(job)](int64_t result) { EndRead(*job, result); };
+  Submit(std::move(op));
+}
+
+void NvmeTier::Impl::EndRead(ReadJob& job, int64_t result) {
+  --transfer_count_;
+  {
+    absl::MutexLock lock(&mutex_);
+    segments_->Unpin(job.at.segment_idx);
+  }
+  const BlockMeta& meta = job.request.meta;
+  const std::span<std::byte> target = job.request.target;
+  absl::Status status;
+  if (result < 0) {
+    status = Unavailable("nvme: read %s: %s", dir_->SegmentPath(job.at.segment_idx),
+                         std::strerror(static_cast<int>(-result)));
+    Degrade(status);
+  } else if (static_cast<uint64_t>(result) != nvme::RecordBytes(meta.payload_bytes)) {
+    status = DataLoss("nvme: block %s: its segment file is cut off", meta.key.Hex());
+  } else {
+    const auto header = nvme::ParseRecordHeader(job.pages.first_page());
+    if (!header.ok() || header->meta != meta || header->generation != job.at.generation) {
+      status = DataLoss("nvme: block %s: another record, or none, lies at its place (%s)",
+                        meta.key.Hex(), header.status().ToString());
+    } else {
+      if (job.bounce) {
+        std::memcpy(target.data(), job.bounce->data(), target.size());
+      } else if (const size_t rest = target.size() % kPageBytes; rest != 0) {
+        std::memcpy(target.data() + target.size() - rest, job.pages.data() + kPageBytes, rest);
+      }
+      if (Crc32c(target) != meta.crc32c) {
+        status = DataLoss("nvme: block %s: checksum mismatch", meta.key.Hex());
+      }
+    }
+  }
+  Finish({.done = std::move(job.request.done), .status = std::move(status)});
+}
+
+absl::Status NvmeTier::Impl::CheckSource(WriteRequest& request) {
+  if (request.is_checked) return absl::OkStatus();
+  request.is_checked = true;
+  if (Crc32c(request.source) == request.meta.crc32c) return absl::OkStatus();
+  return DataLoss("nvme: block %s: the bytes to write do not match their checksum",
+                  request.meta.key.Hex());
+}
+
+void NvmeTier::Impl::StartWrites() {
+  is_write_waiting_ = false;
+  while (!writes_.empty() && transfer_count_ < options_.queue_depth) {
+    WriteRequest& front = writes_.front();
+    absl::Status refusal = CheckSource(front);
+    std::optional<Location> at;
+    std::optional<nvme::SegmentTable::Activation> activation;
+    if (refusal.ok()) {
+      const uint64_t record_bytes = nvme::RecordBytes(front.meta.payload_bytes);
+      absl::MutexLock lock(&mutex_);
+      if (health_.degraded) {
+        refusal = Unavailable("nvme: degraded: %s", health_.reason);
+      } else if (segments_->IsActivating(Stream::kWrite)) {
+        return;
+      } else if (at = segments_->Place(Stream::kWrite, record_bytes); !at) {
+        activation = segments_->BeginActivation(Stream::kWrite, record_bytes, random_());
+        if (!activation && is_closing_) {
+          refusal = Unavailable("nvme: closing");
+        } else if (!activation && !segments_->victim() && !segments_->CanPickVictim(true) &&
+                   !segments_->is_busy()) {
+          refusal = Exhausted("nvme: no segment can be emptied");
+        } else if (!activation) {
+          is_write_waiting_ = true;
+          return;
+        }
+      }
+    }
+    if (activation) {
+      StartActivation(Stream::kWrite, *activation);
+      continue;
+    }
+    WriteRequest request = std::move(front);
+    writes_.pop_front();
+    if (refusal.ok()) {
+      StartWrite(std::move(request), *at);
+    } else {
+      RefuseWrite(std::move(request), std::move(refusal));
+    }
+  }
+}
+
+void NvmeTier::Impl::RefuseWrite(WriteRequest request, absl::Status status) {
+  {
+    absl::MutexLock lock(&mutex_);
+    replicas_.at(request.replica_id).state = ReplicaState::kReserved;
+  }
+  Finish({.done = std::move(request.done), .status = std::move(status), .is_write = true});
+}
+
+void NvmeTier::Impl::StartWrite(WriteRequest request, const Location& at) {
+  auto job = std::make_unique<WriteJob>();
+  job->request = std::move(request);
+  job->at = at;
+  const std::span<const std::byte> source = job->request.source;
+  nvme::EncodeRecordHeader(
+      {.meta = job->request.meta, .generation = at.generation, .nonce = at.nonce},
+      job->pages.first_page());
+  auto op = std::make_unique<IoOp>();
+  op->kind = IoKind::kWrite;
+  op->fd = dir_->OpenedFd(at.segment_idx);
+  op->offset_bytes = at.offset_bytes;
+  op->AddBuffer(job->pages.data(), kPageBytes);
+  const size_t whole_bytes = source.size() / kPageBytes * kPageBytes;
+  const size_t rest_bytes = source.size() - whole_bytes;
+  std::byte* tail = job->pages.data() + kPageBytes;
+  if (IsPageAligned(source.data())) {
+    // writev does not write to its buffers.
+    op->AddBuffer(const_cast<std::byte*>(source.data()), whole_bytes);
+  } else if (whole_bytes > 0) {
+    job->bounce.emplace(whole_bytes);
+    std::memcpy(job->bounce->data(), source.data(), whole_bytes);
+    op->AddBuffer(job->bounce->data(), whole_bytes);
+  }
+  if (rest_bytes > 0) {
+    std::memset(tail, 0, kPageBytes);
+    std::memcpy(tail, source.data() + whole_bytes, rest_bytes);
+    op->AddBuffer(tail, kPageBytes);
+  }
+  ++transfer_count_;
+  op->done = [this, job = std::move(job)](int64_t result) { EndWrite(*job, result); };
+  Submit(std::move(op));
+}
+
+void NvmeTier::Impl::EndWrite(WriteJob& job, int64_t result) {
+  --transfer_count_;
+  if (result >= 0) {
+    written_.push_back({.replica_id = job.request.replica_id,
+                        .meta = job.request.meta,
+                        .at = job.at,
+                        .done = std::move(job.request.done)});
+    return;
+  }
+  const absl::Status status =
+      Unavailable("nvme: write %s: %s", dir_->SegmentPath(job.at.segment_idx),
+                  std::strerror(static_cast<int>(-result)));
+  Degrade(status);
+  {
+    absl::MutexLock lock(&mutex_);
+    segments_->Abandon(job.at, nvme::RecordBytes(job.request.meta.payload_bytes));
+    segments_->SealIfHead(job.at.segment_idx);
+  }
+  RefuseWrite(std::move(job.request), status);
+}
+
+// One fdatasync covers all records written until it starts; those written meanwhile form the next
+// group.
+void NvmeTier::Impl::StartSync() {
+  if (!sync_group_.empty() || written_.empty()) return;
+  sync_group_.swap(written_);
+  for (const Commit& commit : sync_group_) sync_segments_.push_back(commit.at.segment_idx);
+  std::sort(sync_segments_.begin(), sync_segments_.end());
+  sync_segments_.erase(std::unique(sync_segments_.begin(), sync_segments_.end()),
+                       sync_segments_.end());
+  SyncNext();
+}
+
+void NvmeTier::Impl::SyncNext() {
+  if (sync_segments_.empty()) {
+    absl::MutexLock lock(&mutex_);
+    for (Commit& commit : sync_group_) commits_.push_back(std::move(commit));
+    sync_group_.clear();
+    return;
+  }
+  const uint32_t segment_idx = sync_segments_.back();
+  sync_segments_.pop_back();
+  auto op = std::make_unique<IoOp>();
+  op->kind = IoKind::kSync;
+  op->fd = dir_->OpenedFd(segment_idx);
+  op->done = [this, segment_idx](int64_t result) {
+    if (result >= 0) {
+      {
+        absl::MutexLock lock(&mutex_);
+        ++sync_count_;
+      }
+      SyncNext();
+      return;
+    }
+    // What the kernel did not write may be gone from its cache: the whole group is given up.
+    sync_segments_.clear();
+    FailGroup(std::exchange(sync_group_, {}),
+              Unavailable("nvme: fdatasync %s: %s", dir_->SegmentPath(segment_idx),
+                          std::strerror(static_cast<int>(-result))));
+  };
+  Submit(std::move(op));
+}
+
+void NvmeTier::Impl::FailGroup(std::vector<Commit> group, const absl::Status& status) {
+  Degrade(status);
+  {
+    absl::MutexLock lock(&mutex_);
+    for (const Commit& commit : group) {
+      segments_->Abandon(commit.at, nvme::RecordBytes(commit.meta.payload_bytes));
+      segments_->SealIfHead(commit.at.segment_idx);
+      if (commit.is_move) {
+        EndMove(commit.replica_id);
+      } else {
+        replicas_.at(commit.replica_id).state = ReplicaState::kReserved;
+      }
+    }
+  }
+  for (Commit& commit : group) {
+    Finish({.done = std::move(commit.done), .status = status, .is_write = true});
+  }
+}
+
+}  // namespace kvtier

@@ -1,0 +1,326 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// NvmeTier's start: opening or rebuilding the index, and making the tables agree with the files.
+#include <pthread.h>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <bit>
+#include <tuple>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/synchronization/notification.h"
+#include "proto/base/check.h"
+#include "proto/base/status_util.h"
+#include "tiers/nvme/nvme_impl.h"
+#include "tiers/nvme/segment_scan.h"
+
+namespace kvtier {
+
+namespace {
+
+constexpr uint64_t kSegmentBytesDefault = 256ULL << 20;
+constexpr uint64_t kIndexBufferBytesMin = 64ULL << 10;
+constexpr uint64_t kIndexBufferBytesMax = 16ULL << 20;
+// Share of the capacity set aside for the index: its entries are about 2 % of the smallest records.
+constexpr uint64_t kIndexShare = 32;
+constexpr size_t kRebuildBatchCount = 1000;
+
+absl::Status CheckOptions(const NvmeOptions& options) {
+  if (options.dir.empty()) return Invalid("nvme: dir is empty");
+  if (options.segment_bytes != 0 && (options.segment_bytes < NvmeTier::kSegmentBytesMin ||
+                                     options.segment_bytes > nvme::kSegmentBytesMax ||
+                                     options.segment_bytes % nvme::kPageBytes != 0)) {
+    return Invalid("nvme: segment_bytes %d: must be a multiple of %d in %d to %d",
+                   options.segment_bytes, nvme::kPageBytes, NvmeTier::kSegmentBytesMin,
+                   nvme::kSegmentBytesMax);
+  }
+  if (options.queue_depth < 2 || options.queue_depth > 4096 || options.queue_limit < 1 ||
+      options.heal_interval_ms < 1) {
+    return Invalid("nvme: queue_depth %d (2 to 4096), queue_limit %d, heal_interval_ms %d (1 up)",
+                   options.queue_depth, options.queue_limit, options.heal_interval_ms);
+  }
+  return absl::OkStatus();
+}
+
+nvme::IndexRemoval RemovalOf(const nvme::IndexEntry& entry) {
+  return {.namespace_hash = entry.meta.namespace_hash,
+          .key = entry.meta.key,
+          .generation = entry.at.generation};
+}
+
+}  // namespace
+
+absl::Status NvmeTier::Impl::Open() {
+  KVT_RETURN_IF_ERROR(CheckOptions(options_));
+  hook_ = options_.fault_hook;
+  KVT_ASSIGN_OR_RETURN(dir_, nvme::DataDir::Open(options_.dir));
+  KVT_ASSIGN_OR_RETURN(files_, dir_->LoadSegments());
+  for (const auto& [segment_idx, file] : files_) {
+    if (absl::IsFailedPrecondition(file.header_error)) {
+      return Annotate(file.header_error, dir_->SegmentPath(segment_idx));
+    }
+  }
+  KVT_RETURN_IF_ERROR(OpenIndex());
+  const uint64_t index_bytes =
+      std::max(options_.capacity_bytes / kIndexShare, 8 * IndexBufferBytes());
+  const uint64_t payload_bytes =
+      options_.capacity_bytes > index_bytes ? options_.capacity_bytes - index_bytes : 0;
+  const uint64_t segment_count = payload_bytes / segment_bytes_;
+  if (segment_count < nvme::SegmentTable::kSegmentCountMin || segment_count > 999'999) {
+    return FailedPrecondition(
+        "nvme: capacity_bytes %d is room for %d segments of %d bytes beside %d for the index: must "
+        "be %d to 999999",
+        options_.capacity_bytes, segment_count, segment_bytes_, index_bytes,
+        nvme::SegmentTable::kSegmentCountMin);
+  }
+  segment_count_ = static_cast<uint32_t>(segment_count);
+  {
+    absl::MutexLock lock(&mutex_);
+    segments_ = std::make_unique<nvme::SegmentTable>(nvme::SegmentTable::Options{
+        .segment_bytes = segment_bytes_, .segment_count = segment_count_});
+  }
+  return StartThreads();
+}
+
+uint64_t NvmeTier::Impl::IndexBufferBytes() const {
+  return std::clamp(options_.capacity_bytes / 256, kIndexBufferBytesMin, kIndexBufferBytesMax);
+}
+
+absl::Status NvmeTier::Impl::StartThreads() {
+  absl::Notification is_made;
+  absl::Status made;
+  io_thread_ = std::jthread([this, &is_made, &made] {
+    pthread_setname_np(pthread_self(), "kvt-nvme-io");
+    // The ring belongs to the thread that makes it.
+    auto engine = MakeEngine();
+    made = engine.status();
+    if (!engine.ok()) {
+      is_made.Notify();
+      return;
+    }
+    engine_ = std::move(engine).value();
+    engine_name_ = std::string(engine_->name());
+    is_made.Notify();
+    IoMain();
+  });
+  is_made.WaitForNotification();
+  if (!made.ok()) {
+    io_thread_.join();
+    return made;
+  }
+  index_thread_ = std::jthread([this] {
+    pthread_setname_np(pthread_self(), "kvt-nvme-index");
+    IndexMain();
+  });
+  return absl::OkStatus();
+}
+
+void NvmeTier::Impl::ChooseSegmentBytes() {
+  segment_bytes_ = index_->segment_bytes();
+  for (const auto& [segment_idx, file] : files_) {
+    if (segment_bytes_ == 0 && file.header) segment_bytes_ = file.header->segment_bytes;
+  }
+  if (segment_bytes_ == 0) segment_bytes_ = options_.segment_bytes;
+  if (segment_bytes_ == 0) {
+    segment_bytes_ = std::clamp(std::bit_floor(options_.capacity_bytes / 16), kSegmentBytesMin,
+                                kSegmentBytesDefault);
+  }
+  if (options_.segment_bytes != 0 && options_.segment_bytes != segment_bytes_) {
+    spdlog::warn("nvme: {} was created with segments of {} bytes; keeping them", options_.dir,
+                 segment_bytes_);
+  }
+}
+
+absl::Status NvmeTier::Impl::OpenIndex() {
+  auto index = nvme::BlockIndex::Open(
+      {.path = dir_->index_path(), .write_buffer_bytes = IndexBufferBytes()});
+  if (absl::IsDataLoss(index.status())) return RebuildIndex(index.status());
+  KVT_RETURN_IF_ERROR(index.status());
+  index_ = std::move(index).value();
+  ChooseSegmentBytes();
+  if (!index_->is_incomplete()) return absl::OkStatus();
+  if (!files_.empty()) return FillIndexFromSegments();
+  return index_->MarkComplete(segment_bytes_);
+}
+
+absl::Status NvmeTier::Impl::RebuildIndex(const absl::Status& why) {
+  index_.reset();
+  KVT_ASSIGN_OR_RETURN(const std::string aside, dir_->MoveIndexAside());
+  spdlog::error("nvme: the index is damaged, moved to {}: {}", aside, why.ToString());
+  KVT_ASSIGN_OR_RETURN(index_, nvme::BlockIndex::Open({.path = dir_->index_path(),
+                                                       .write_buffer_bytes = IndexBufferBytes()}));
+  if (segment_bytes_ == 0) ChooseSegmentBytes();
+  return FillIndexFromSegments();
+}
+
+absl::Status NvmeTier::Impl::FillIndexFromSegments() {
+  is_rebuilt_ = true;
+  absl::flat_hash_map<std::pair<Digest, Digest>, nvme::IndexEntry> newest;
+  for (const auto& [segment_idx, file] : files_) {
+    const auto visit = [&, idx = segment_idx](const nvme::RecordHeader& record,
+                                              uint64_t offset_bytes) {
+      nvme::IndexEntry& entry = newest[{record.meta.namespace_hash, record.meta.key}];
+      if (entry.at.generation > record.generation) return;
+      entry = {
+          .meta = record.meta,
+          .at = {
+              .segment_idx = idx, .offset_bytes = offset_bytes, .generation = record.generation}};
+    };
+    KVT_RETURN_IF_ERROR(
+        nvme::ScanSegment(dir_->OpenedFd(segment_idx), file.file_bytes, file.header, visit));
+  }
+  std::vector<nvme::IndexEntry> batch;
+  for (const auto& [key, entry] : newest) {
+    batch.push_back(entry);
+    if (batch.size() < kRebuildBatchCount) continue;
+    KVT_RETURN_IF_ERROR(index_->Apply(batch, {}));
+    batch.clear();
+  }
+  KVT_RETURN_IF_ERROR(index_->Apply(batch, {}));
+  KVT_RETURN_IF_ERROR(index_->MarkComplete(segment_bytes_));
+  spdlog::warn("nvme: made the index anew from {} blocks in {} segments", newest.size(),
+               files_.size());
+  return absl::OkStatus();
+}
+
+bool NvmeTier::Impl::IsPossible(const nvme::IndexEntry& entry) const {
+  const auto it = files_.find(entry.at.segment_idx);
+  if (it == files_.end() || entry.meta.payload_bytes == 0) return false;
+  const nvme::DataDir::SegmentFile& file = it->second;
+  const uint64_t record_bytes = nvme::RecordBytes(entry.meta.payload_bytes);
+  const uint64_t end_bytes = std::min(file.file_bytes, segment_bytes_);
+  if (entry.at.offset_bytes < nvme::kPageBytes || record_bytes > end_bytes ||
+      entry.at.offset_bytes > end_bytes - record_bytes) {
+    return false;
+  }
+  if (nvme::OffsetOf(entry.at.generation) != entry.at.offset_bytes) return false;
+  // A segment that was activated again since holds other records. Without a header, the record's
+  // own tells at each read.
+  return !file.header || file.header->sequence == nvme::SequenceOf(entry.at.generation);
+}
+
+absl::StatusOr<std::vector<nvme::IndexEntry>> NvmeTier::Impl::LoadEntries(
+    std::vector<nvme::IndexRemoval>& dropped) {
+  std::vector<nvme::IndexEntry> entries;
+  uint64_t bad_count = 0;
+  KVT_RETURN_IF_ERROR(index_->ForEach(
+      [&](const nvme::IndexEntry& entry) {
+        if (IsPossible(entry)) {
+          entries.push_back(entry);
+        } else {
+          dropped.push_back(RemovalOf(entry));
+        }
+      },
+      bad_count));
+  dropped_count_ += bad_count;
+  // Two entries over the same bytes: at most one can be true, and reads would find out; the
+  // accounting must not.
+  std::sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) {
+    return std::tie(a.at.segment_idx, a.at.offset_bytes, a.at.generation) <
+           std::tie(b.at.segment_idx, b.at.offset_bytes, b.at.generation);
+  });
+  std::vector<nvme::IndexEntry> kept;
+  for (nvme::IndexEntry& entry : entries) {
+    if (!kept.empty() && kept.back().at.segment_idx == entry.at.segment_idx &&
+        kept.back().at.offset_bytes + nvme::RecordBytes(kept.back().meta.payload_bytes) >
+            entry.at.offset_bytes) {
+      dropped.push_back(RemovalOf(entry));
+    } else {
+      kept.push_back(std::move(entry));
+    }
+  }
+  return kept;
+}
+
+// The capacity became smaller: the files that hold least go.
+absl::Status NvmeTier::Impl::DropExcessSegments(std::vector<nvme::IndexEntry>& entries,
+                                                std::vector<nvme::IndexRemoval>& dropped) {
+  std::map<uint32_t, uint64_t> live_bytes;
+  for (const auto& [segment_idx, file] : files_) live_bytes[segment_idx] = 0;
+  for (const nvme::IndexEntry& entry : entries) {
+    live_bytes[entry.at.segment_idx] += nvme::RecordBytes(entry.meta.payload_bytes);
+  }
+  while (files_.size() > segment_count_) {
+    const auto least =
+        std::min_element(live_bytes.begin(), live_bytes.end(),
+                         [](const auto& a, const auto& b) { return a.second < b.second; });
+    const uint32_t segment_idx = least->first;
+    live_bytes.erase(least);
+    std::erase_if(entries, [&](const nvme::IndexEntry& entry) {
+      if (entry.at.segment_idx != segment_idx) return false;
+      dropped.push_back(RemovalOf(entry));
+      return true;
+    });
+    files_.erase(segment_idx);
+    KVT_RETURN_IF_ERROR(dir_->RemoveSegment(segment_idx));
+  }
+  return absl::OkStatus();
+}
+
+// Less capacity, or freed blocks that a rebuild brought back: the oldest go.
+void NvmeTier::Impl::DropExcessEntries(std::vector<nvme::IndexEntry>& entries,
+                                       uint64_t capacity_bytes,
+                                       std::vector<nvme::IndexRemoval>& dropped) const {
+  uint64_t used_bytes = 0;
+  for (const nvme::IndexEntry& entry : entries) {
+    used_bytes += FootprintBytes(entry.meta.payload_bytes);
+  }
+  if (used_bytes <= capacity_bytes) return;
+  std::sort(entries.begin(), entries.end(),
+            [](const auto& a, const auto& b) { return a.at.generation > b.at.generation; });
+  while (used_bytes > capacity_bytes) {
+    used_bytes -= FootprintBytes(entries.back().meta.payload_bytes);
+    dropped.push_back(RemovalOf(entries.back()));
+    entries.pop_back();
+  }
+}
+
+absl::Status NvmeTier::Impl::Recover(
+    const std::function<void(const BlockMeta&, ReplicaId)>& found) {
+  std::vector<nvme::IndexRemoval> dropped;
+  auto loaded = LoadEntries(dropped);
+  if (absl::IsDataLoss(loaded.status())) {
+    dropped.clear();
+    KVT_RETURN_IF_ERROR(RebuildIndex(loaded.status()));
+    loaded = LoadEntries(dropped);
+  }
+  KVT_RETURN_IF_ERROR(loaded.status());
+  std::vector<nvme::IndexEntry>& entries = *loaded;
+  KVT_RETURN_IF_ERROR(DropExcessSegments(entries, dropped));
+  DropExcessEntries(entries, Usage().capacity_bytes, dropped);
+  KVT_RETURN_IF_ERROR(index_->Apply({}, dropped));
+  dropped_count_ += dropped.size();
+  recovered_count_ = entries.size();
+
+  std::vector<std::pair<BlockMeta, ReplicaId>> recovered;
+  {
+    absl::MutexLock lock(&mutex_);
+    KVT_CHECK(!is_recovered_);
+    for (const auto& [segment_idx, file] : files_) {
+      segments_->LoadSegment(segment_idx, file.header, file.file_bytes == segment_bytes_);
+    }
+    for (const nvme::IndexEntry& entry : entries) {
+      const ReplicaId replica_id = ++last_replica_id_;
+      replicas_.emplace(replica_id, Replica{.payload_bytes = entry.meta.payload_bytes,
+                                            .state = ReplicaState::kLive,
+                                            .namespace_hash = entry.meta.namespace_hash,
+                                            .key = entry.meta.key,
+                                            .at = entry.at});
+      members_[entry.at.segment_idx].push_back(replica_id);
+      segments_->LoadRecord(entry.at, nvme::RecordBytes(entry.meta.payload_bytes));
+      used_bytes_ += FootprintBytes(entry.meta.payload_bytes);
+      recovered.emplace_back(entry.meta, replica_id);
+    }
+    segments_->FinishLoad();
+    physical_bytes_ = dir_->PhysicalBytes();
+  }
+  files_.clear();
+  for (const auto& [meta, replica_id] : recovered) found(meta, replica_id);
+  absl::MutexLock lock(&mutex_);
+  is_recovered_ = true;
+  return absl::OkStatus();
+}
+
+}  // namespace kvtier

@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tiers/nvme/nvme_tier.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "proto/base/check.h"
+#include "proto/base/status_util.h"
+#include "tiers/nvme/nvme_impl.h"
+
+namespace kvtier {
+
+absl::StatusOr<ReplicaId> NvmeTier::Impl::Reserve(uint32_t payload_bytes) {
+  const uint64_t footprint_bytes = FootprintBytes(payload_bytes);
+  if (payload_bytes == 0 || footprint_bytes > RoomBytes()) {
+    return Invalid("nvme: a block of %d bytes: must have 1 to %d bytes (one segment)",
+                   payload_bytes, RoomBytes() - nvme::kPageBytes);
+  }
+  absl::MutexLock lock(&mutex_);
+  if (!is_recovered_ || is_closing_) return Unavailable("nvme: not open");
+  if (health_.degraded) return Unavailable("nvme: degraded: %s", health_.reason);
+  const uint64_t capacity_bytes = segments_->capacity_bytes();
+  if (used_bytes_ + footprint_bytes > capacity_bytes) {
+    return Exhausted("nvme: no room for %d bytes: %d of %d bytes are reserved", footprint_bytes,
+                     used_bytes_, capacity_bytes);
+  }
+  used_bytes_ += footprint_bytes;
+  const ReplicaId replica_id = ++last_replica_id_;
+  replicas_.emplace(replica_id, Replica{.payload_bytes = payload_bytes});
+  return replica_id;
+}
+
+void NvmeTier::Impl::Free(ReplicaId replica_id) {
+  absl::MutexLock lock(&mutex_);
+  const auto it = replicas_.find(replica_id);
+  KVT_CHECK(it != replicas_.end());
+  Replica& replica = it->second;
+  KVT_CHECK(!replica.is_freed && replica.state != ReplicaState::kWriting);
+  used_bytes_ -= FootprintBytes(replica.payload_bytes);
+  if (replica.state != ReplicaState::kLive) {
+    replicas_.erase(it);
+    return;
+  }
+  replica.is_freed = true;
+  segments_->Pin(replica.at.segment_idx);
+  segments_->Drop(replica.at, nvme::RecordBytes(replica.payload_bytes));
+  frees_.push_back(replica_id);
+}
+
+uint64_t NvmeTier::Impl::FootprintBytes(uint32_t payload_bytes) const {
+  const uint64_t record_bytes = nvme::RecordBytes(payload_bytes);
+  if (record_bytes > RoomBytes()) return record_bytes;
+  const uint64_t share_bytes = RoomBytes() / (RoomBytes() / record_bytes);
+  return share_bytes / nvme::kPageBytes * nvme::kPageBytes;
+}
+
+TierUsage NvmeTier::Impl::Usage() const {
+  absl::MutexLock lock(&mutex_);
+  return {.capacity_bytes = segments_->capacity_bytes(),
+          .used_bytes = used_bytes_,
+          .physical_bytes = physical_bytes_};
+}
+
+void NvmeTier::Impl::Write(ReplicaId replica_id, const BlockMeta& meta,
+                           std::span<const std::byte> source, Done done) {
+  absl::Status status;
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto it = replicas_.find(replica_id);
+    KVT_CHECK(it != replicas_.end() && !it->second.is_freed);
+    Replica& replica = it->second;
+    KVT_CHECK(replica.state == ReplicaState::kReserved);
+    if (meta.payload_bytes != replica.payload_bytes || source.size() < meta.payload_bytes) {
+      status = Invalid("nvme: block %s of %d bytes: %d were reserved, the source has %d",
+                       meta.key.Hex(), meta.payload_bytes, replica.payload_bytes, source.size());
+    } else if (is_closing_) {
+      status = Unavailable("nvme: closing");
+    } else if (write_count_ >= options_.queue_limit) {
+      status = Exhausted("nvme: %d writes are queued", write_count_);
+    } else {
+      ++write_count_;
+      replica.state = ReplicaState::kWriting;
+      replica.namespace_hash = meta.namespace_hash;
+      replica.key = meta.key;
+      new_writes_.push_back({.replica_id = replica_id,
+                             .meta = meta,
+                             .source = source.first(meta.payload_bytes),
+                             .done = std::move(done)});
+    }
+  }
+  if (status.ok()) {
+    engine_->Wake();
+  } else {
+    std::move(done)(std::move(status));
+  }
+}
+
+void NvmeTier::Impl::Read(ReplicaId replica_id, const BlockMeta& meta, std::span<std::byte> target,
+                          Done done) {
+  absl::Status status;
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto it = replicas_.find(replica_id);
+    KVT_CHECK(it != replicas_.end() && !it->second.is_freed);
+    const Replica& replica = it->second;
+    if (replica.state != ReplicaState::kLive || meta.payload_bytes != replica.payload_bytes) {
+      status = DataLoss("nvme: replica %d does not hold block %s", replica_id, meta.key.Hex());
+    } else if (target.size() < meta.payload_bytes) {
+      status = Invalid("nvme: block %s of %d bytes: the target has %d", meta.key.Hex(),
+                       meta.payload_bytes, target.size());
+    } else if (is_closing_) {
+      status = Unavailable("nvme: closing");
+    } else if (read_count_ >= options_.queue_limit) {
+      status = Exhausted("nvme: %d reads are queued", read_count_);
+    } else {
+      ++read_count_;
+      new_reads_.push_back({.replica_id = replica_id,
+                            .meta = meta,
+                            .target = target.first(meta.payload_bytes),
+                            .done = std::move(done)});
+    }
+  }
+  if (status.ok()) {
+    engine_->Wake();
+  } else {
+    std::move(done)(std::move(status));
+  }
+}
+
+void NvmeTier::Impl::Finish(Finished finished) {
+  if (!finished.done) return;
+  {
+    absl::MutexLock lock(&mutex_);
+    --(finished.is_write ? write_count_ : read_count_);
+  }
+  std::move(finished.done)(std::move(finished.status));
+}
+
+void NvmeTier::Impl::Degrade(const absl::Status& reason) {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (health_.degraded) return;
+    health_ = {.degraded = true, .reason = reason.ToString()};
+  }
+  spdlog::error("nvme: degraded: {}", reason.ToString());
+}
+
+TierHealth NvmeTier::Impl::Health() const {
+  absl::MutexLock lock(&mutex_);
+  return health_;
+}
+
+NvmeStats NvmeTier::Impl::Stats() const {
+  absl::MutexLock lock(&mutex_);
+  return {.io_engine = engine_name_,
+          .is_direct = dir_ != nullptr && dir_->is_direct(),
+          .segment_bytes = segment_bytes_,
+          .segment_count = segments_->file_count(),
+          .physical_bytes = physical_bytes_,
+          .live_bytes = segments_->live_bytes(),
+          .moved_bytes = moved_bytes_,
+          .recovered_count = recovered_count_,
+          .dropped_count = dropped_count_,
+          .is_rebuilt = is_rebuilt_,
+          .sync_count = sync_count_};
+}
+
+void NvmeTier::Impl::Close() {
+  {
+    absl::MutexLock lock(&mutex_);
+    is_closing_ = true;
+  }
+  if (io_thread_.joinable()) {
+    engine_->Wake();
+    io_thread_.join();
+  }
+  {
+    absl::MutexLock lock(&mutex_);
+    is_io_done_ = true;
+  }
+  if (index_thread_.joinable()) index_thread_.join();
+  index_.reset();
+  dir_.reset();
+}
+
+NvmeTier::NvmeTier(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+NvmeTier::~NvmeTier() = default;
+
+absl::StatusOr<std::unique_ptr<NvmeTier>> NvmeTier::Create(const NvmeOptions& options) {
+  auto impl = std::make_unique<Impl>(options);
+  KVT_RETURN_IF_ERROR(impl->Open());
+  return std::unique_ptr<NvmeTier>(new NvmeTier(std::move(impl)));
+}
+
+absl::StatusOr<ReplicaId> NvmeTier::Reserve(uint32_t payload_bytes, OwnerIdx) {
+  return impl_->Reserve(payload_bytes);
+}
+void NvmeTier::Free(ReplicaId replica) { impl_->Free(replica); }
+uint64_t NvmeTier::FootprintBytes(uint32_t payload_bytes) const {
+  return impl_->FootprintBytes(payload_bytes);
+}
+TierUsage NvmeTier::Usage() const { return impl_->Usage(); }
+void NvmeTier::Write(ReplicaId replica, const BlockMeta& meta, std::span<const std::byte> source,
+                     Done done) {
+  impl_->Write(replica, meta, source, std::move(done));
+}
+void NvmeTier::Read(ReplicaId replica, const BlockMeta& meta, std::span<std::byte> target,
+                    Done done) {
+  impl_->Read(replica, meta, target, std::move(done));
+}
+absl::Status NvmeTier::Recover(const std::function<void(const BlockMeta&, ReplicaId)>& found) {
+  return impl_->Recover(found);
+}
+TierHealth NvmeTier::Health() const { return impl_->Health(); }
+NvmeStats NvmeTier::Stats() const { return impl_->Stats(); }
+void NvmeTier::Close() { impl_->Close(); }
+
+}  // namespace kvtier
