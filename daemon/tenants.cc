@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "daemon/tenants.h"
+
+#include <algorithm>
+
+namespace kvtier {
+namespace {
+
+constexpr char kDefaultTenant[] = "default";
+
+}  // namespace
+
+TenantTable::TenantTable(const Config& config, uid_t daemon_uid) : names_{kDefaultTenant} {
+  for (const TenantConfig& tenant : config.tenants) {
+    // A [[tenant]] named "default" adds uids to it.
+    const auto found = std::find(names_.begin(), names_.end(), tenant.name);
+    const auto owner = static_cast<OwnerIdx>(found - names_.begin());
+    if (found == names_.end()) names_.push_back(tenant.name);
+    for (const uint32_t uid : tenant.uids) owner_of_uid_.emplace(uid, owner);
+  }
+  owner_of_uid_.emplace(0, 0);
+  owner_of_uid_.emplace(daemon_uid, 0);
+  any_uid_is_default_ = config.server.default_tenant_uids == "any";
+}
+
+std::optional<OwnerIdx> TenantTable::OwnerOf(uid_t uid) const {
+  const auto found = owner_of_uid_.find(uid);
+  if (found != owner_of_uid_.end()) return found->second;
+  if (any_uid_is_default_) return OwnerIdx{0};
+  return std::nullopt;
+}
+
+}  // namespace kvtier

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <sys/types.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "daemon/config.h"
+#include "tiers/tier.h"
+
+namespace kvtier {
+
+// Who is which tenant. A tenant's number is its OwnerIdx: memory of two tenants never shares a
+// segment, blocks of two tenants never share a namespace. Immutable.
+class TenantTable {
+ public:
+  // `daemon_uid`: the uid this process runs as.
+  TenantTable(const Config& config, uid_t daemon_uid);
+
+  // Empty: this uid may not open sessions.
+  std::optional<OwnerIdx> OwnerOf(uid_t uid) const;
+  // Requires: `owner` came from OwnerOf.
+  const std::string& Name(OwnerIdx owner) const { return names_.at(owner); }
+
+ private:
+  std::vector<std::string> names_;
+  absl::flat_hash_map<uid_t, OwnerIdx> owner_of_uid_;
+  bool any_uid_is_default_ = false;
+};
+
+}  // namespace kvtier

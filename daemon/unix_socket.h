@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <sys/types.h>
+
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace kvtier {
+
+// A descriptor that is closed when its owner ends. Move-only.
+class UniqueFd {
+ public:
+  UniqueFd() = default;
+  explicit UniqueFd(int fd) : fd_(fd) {}
+  UniqueFd(UniqueFd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  UniqueFd& operator=(UniqueFd&& other) noexcept;
+  UniqueFd(const UniqueFd&) = delete;
+  UniqueFd& operator=(const UniqueFd&) = delete;
+  ~UniqueFd();
+
+  int get() const { return fd_; }
+  bool valid() const { return fd_ >= 0; }
+  void Reset();
+
+ private:
+  int fd_ = -1;
+};
+
+// Bytes of a path that fit into sockaddr_un with its terminator.
+inline constexpr size_t kSocketPathBytesMax = 107;
+
+// INVALID_ARGUMENT when the path does not fit.
+absl::Status CheckSocketPath(const std::string& path);
+
+// While it lives, files and sockets this process makes are the owner's alone. The umask belongs to
+// the whole process: for start-up only.
+class PrivateUmask {
+ public:
+  PrivateUmask();
+  PrivateUmask(const PrivateUmask&) = delete;
+  PrivateUmask& operator=(const PrivateUmask&) = delete;
+  ~PrivateUmask();
+
+ private:
+  mode_t previous_;
+};
+
+// A listening, non-blocking SEQPACKET socket at `path` with exactly `mode`. Takes the place of a
+// stale socket: the caller holds the lock of the directory.
+absl::StatusOr<UniqueFd> ListenSeqpacket(const std::string& path, mode_t mode);
+
+// Requires: `fd` is a connected unix socket.
+absl::StatusOr<uid_t> PeerUid(int fd);
+
+}  // namespace kvtier
