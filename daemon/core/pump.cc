@@ -216,6 +216,10 @@ void StoreCore::Impl::Drain(Effects* effects) {
   for (auto& [id, pause] : pauses_) {
     if (pause.done) AnswerPause(&pause, effects);
   }
+  for (auto& [id, flush] : flushes_) {
+    effects->replies.push_back([done = std::move(flush.done), stopping] { done(stopping); });
+  }
+  flushes_.clear();
   for (auto& [id, ticket] : tickets_) StopTicket(id);
 }
 

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "daemon/core/store_core.h"
+#include "tiers/tier.h"
+
+namespace kvtier {
+
+// The tiers of a daemon. Not owned. `nvme` may be null.
+struct TierSet {
+  MappedTier* hbm = nullptr;
+  MappedTier* host = nullptr;
+  Tier* nvme = nullptr;
+
+  // Null only for an absent nvme.
+  Tier* At(TierId tier) const;
+  // Requires: a memory tier.
+  MappedTier* Memory(TierId tier) const;
+};
+
+// Runs the transfers that the store core asks for. A copy between memory tiers is done by a pool of
+// workers; nvme queues its own. The core bounds the transfers in flight, and so the queue here.
+// Thread-safe.
+class Movers {
+ public:
+  // Called exactly once per transfer, from any thread, possibly inside Start. Must not block.
+  using Completion = std::function<void(core::JobId, absl::Status)>;
+
+  Movers(TierSet tiers, uint32_t worker_count, Completion on_done);
+  // Waits for the transfers in flight.
+  ~Movers();
+  Movers(const Movers&) = delete;
+  Movers& operator=(const Movers&) = delete;
+
+  // Does not block. Both replicas stay put until the completion.
+  void Start(const core::Transfer& transfer);
+
+ private:
+  void Work();
+  void Copy(const core::Transfer& transfer);
+  // The last step of every transfer.
+  void Finish(core::JobId job, absl::Status status);
+
+  const TierSet tiers_;
+  const Completion on_done_;
+  absl::Mutex mutex_;
+  std::deque<core::Transfer> queue_ ABSL_GUARDED_BY(mutex_);
+  // Started and not finished, the queue included.
+  uint64_t inflight_count_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::vector<std::jthread> workers_;
+};
+
+}  // namespace kvtier
