@@ -40,7 +40,9 @@ Client::Client(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 Client::~Client() {
   // In a forked child the threads to join do not exist; the parent ends the session.
-  if (impl_->forked()) static_cast<void>(impl_.release());
+  if (impl_->forked()) {
+    [[maybe_unused]] Impl* const left_as_it_is = impl_.release();
+  }
 }
 
 absl::StatusOr<std::unique_ptr<Client>> Client::Connect(ClientOptions options) {

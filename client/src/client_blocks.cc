@@ -119,8 +119,8 @@ absl::Status Client::Abort(const Namespace& ns, const Fill& fill) {
   v1::AbortRequest request;
   request.set_keys(PackKeys(keys));
   v1::AbortResponse response;
-  const absl::Status status = impl_->Unary(*session, &Stub::Abort, spec.get(), request, response,
-                                           impl_->options().control_timeout_ms);
+  absl::Status status = impl_->Unary(*session, &Stub::Abort, spec.get(), request, response,
+                                     impl_->options().control_timeout_ms);
   if (!IsSessionLoss(status)) return status;
   session->MarkLost();
   return absl::OkStatus();

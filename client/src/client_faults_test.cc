@@ -296,23 +296,25 @@ TEST_F(ClientFaultsTest, SequencesThatLoseTheirSessionAreAborted) {
   const auto client = Connect();
   const Namespace ns = Register(*client);
   const std::vector<Key> keys = KeysFrom(ns, 0, 1);
-  std::string failing = "Reserve";
-  daemon_->hooks.before = [&failing](const std::string& method) {
-    if (method != failing) return grpc::Status::OK;
-    return grpc::Status(grpc::StatusCode::UNAVAILABLE, "connection reset");
+  const auto fail = [this](const std::string& failing) {
+    daemon_->hooks.before = [failing](const std::string& method) {
+      if (method != failing) return grpc::Status::OK;
+      return grpc::Status(grpc::StatusCode::UNAVAILABLE, "connection reset");
+    };
   };
+  fail("Reserve");
   const auto fill = client->Reserve(ns, std::nullopt, keys);
   EXPECT_EQ(fill.status().code(), absl::StatusCode::kAborted);
   EXPECT_EQ(ReasonOf(fill.status()), reason::kSessionUnknown);
   EXPECT_EQ(client->stats().reopen_count, 1);
 
-  failing = "Commit";
+  fail("Commit");
   const auto again = client->Reserve(ns, std::nullopt, keys);
   ASSERT_TRUE(again.ok()) << again.status();
   EXPECT_EQ(client->Commit(ns, *again).status().code(), absl::StatusCode::kAborted);
   EXPECT_EQ(client->stats().reopen_count, 2);
 
-  failing = "Lookup";
+  fail("Lookup");
   EXPECT_EQ(client->Lookup(ns, keys).status().code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(daemon_->CallCount("Lookup"), 2);
 }

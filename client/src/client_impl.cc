@@ -157,7 +157,7 @@ absl::Status Client::Impl::InSession(const SessionUse& use,
     if (use.generation.has_value() && session->generation() != *use.generation) {
       return SessionGone();
     }
-    const absl::Status status = attempt(*session);
+    absl::Status status = attempt(*session);
     if (status.ok() || !IsSessionLoss(status)) return status;
     session->MarkLost();
     if (may_repeat) continue;

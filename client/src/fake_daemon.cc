@@ -156,7 +156,7 @@ void FakeDaemon::AnswerHandle(int connection, const HandleRequest& request) {
   } else {
     answer.reply.status = HandleStatus::kNoSegment;
   }
-  if (hooks.handle) hooks.handle(request, answer);
+  hooks.handle(request, answer);
 
   iovec buffer = {.iov_base = &answer.reply, .iov_len = answer.reply_bytes};
   alignas(cmsghdr) std::array<char, CMSG_SPACE(8 * sizeof(int))> control{};
@@ -183,7 +183,7 @@ grpc::Status FakeDaemon::Before(const std::string& method) {
     absl::MutexLock lock(&mutex_);
     ++call_counts_[method];
   }
-  return hooks.before ? hooks.before(method) : grpc::Status::OK;
+  return hooks.before(method);
 }
 
 grpc::Status FakeDaemon::CheckSession(uint64_t session_id) {
@@ -229,7 +229,7 @@ grpc::Status FakeDaemon::OpenSession(grpc::ServerContext* context,
   response.mutable_opened()->set_session_id(session_id);
   response.mutable_opened()->set_tenant(kTenant);
   response.mutable_opened()->mutable_limits()->set_chunk_bytes_max(3000);
-  if (hooks.open_session) hooks.open_session(response);
+  hooks.open_session(response);
   if (!hangs) writer->Write(response);
   const auto ended = [this, session_id]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return stopping_ || !sessions_.contains(session_id);
@@ -259,7 +259,7 @@ grpc::Status FakeDaemon::RegisterLayout(grpc::ServerContext*,
       HashNamespace(kTenant, fingerprint, request->adapter(), request->salt()).AsBytes()));
   response->set_layout_fingerprint(std::string(fingerprint.AsBytes()));
   response->set_block_bytes(layout->BlockBytes());
-  if (hooks.register_layout) hooks.register_layout(*response);
+  hooks.register_layout(*response);
   return grpc::Status::OK;
 }
 
@@ -279,7 +279,7 @@ grpc::Status FakeDaemon::Lookup(grpc::ServerContext* context, const v1::LookupRe
     response->mutable_residency()->push_back(static_cast<char>(kResidentHbm));
   }
   response->set_hit_count(static_cast<uint32_t>(response->residency().size()));
-  if (hooks.lookup) hooks.lookup(*response);
+  hooks.lookup(*response);
   return grpc::Status::OK;
 }
 
@@ -302,7 +302,7 @@ grpc::Status FakeDaemon::Reserve(grpc::ServerContext*, const v1::ReserveRequest*
   }
   response->set_epoch(epoch_);
   response->set_results(PackRecords(std::span<const BlockResult>(results)));
-  if (hooks.reserve) hooks.reserve(*response);
+  hooks.reserve(*response);
   return grpc::Status::OK;
 }
 
@@ -325,7 +325,7 @@ grpc::Status FakeDaemon::Commit(grpc::ServerContext*, const v1::CommitRequest* r
         static_cast<char>(reserved ? BlockStatus::kOk : BlockStatus::kPrecondition));
   }
   response->set_epoch(epoch_);
-  if (hooks.commit) hooks.commit(*response);
+  hooks.commit(*response);
   return grpc::Status::OK;
 }
 
@@ -363,7 +363,7 @@ grpc::Status FakeDaemon::Acquire(grpc::ServerContext*, const v1::AcquireRequest*
   response->set_epoch(epoch_);
   response->set_results(PackRecords(std::span<const BlockResult>(results)));
   response->set_crc32cs(PackRecords(std::span<const uint32_t>(crc32cs)));
-  if (hooks.acquire) hooks.acquire(*response);
+  hooks.acquire(*response);
   return grpc::Status::OK;
 }
 
@@ -458,7 +458,7 @@ grpc::Status FakeDaemon::Read(grpc::ServerContext*, const v1::ReadRequest* reque
   constexpr size_t kChunkBytes = 3000;
   for (size_t sent = 0; sent == 0 || sent < payloads.size(); sent += kChunkBytes) {
     message.set_chunk(payloads.substr(sent, kChunkBytes));
-    if (hooks.read) hooks.read(message);
+    hooks.read(message);
     writer->Write(message);
     message.clear_header();
   }

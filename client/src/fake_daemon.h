@@ -17,6 +17,7 @@
 #include <span>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -38,18 +39,46 @@ struct HandleAnswer {
   int fd_count = 0;
 };
 
+template <typename Signature>
+class Hook;
+
+// A function that a test may set while the daemon's threads call it. Not set: does nothing.
+template <typename Result, typename... Arguments>
+class Hook<Result(Arguments...)> {
+ public:
+  using Function = std::function<Result(Arguments...)>;
+
+  Hook& operator=(Function function) {
+    absl::MutexLock lock(&mutex_);
+    function_ = std::move(function);
+    return *this;
+  }
+  Result operator()(Arguments... arguments) const {
+    Function function;
+    {
+      absl::MutexLock lock(&mutex_);
+      function = function_;
+    }
+    return function ? function(arguments...) : Result();
+  }
+
+ private:
+  mutable absl::Mutex mutex_;
+  Function function_ ABSL_GUARDED_BY(mutex_);
+};
+
 struct FakeHooks {
-  std::function<void(const HandleRequest&, HandleAnswer&)> handle;
-  std::function<void(v1::OpenSessionResponse&)> open_session;
-  std::function<void(v1::RegisterLayoutResponse&)> register_layout;
-  std::function<void(v1::LookupResponse&)> lookup;
-  std::function<void(v1::ReserveResponse&)> reserve;
-  std::function<void(v1::CommitResponse&)> commit;
-  std::function<void(v1::AcquireResponse&)> acquire;
+  Hook<void(const HandleRequest&, HandleAnswer&)> handle;
+  Hook<void(v1::OpenSessionResponse&)> open_session;
+  Hook<void(v1::RegisterLayoutResponse&)> register_layout;
+  Hook<void(v1::LookupResponse&)> lookup;
+  Hook<void(v1::ReserveResponse&)> reserve;
+  Hook<void(v1::CommitResponse&)> commit;
+  Hook<void(v1::AcquireResponse&)> acquire;
   // For each message of a Read.
-  std::function<void(v1::ReadResponse&)> read;
+  Hook<void(v1::ReadResponse&)> read;
   // Before a call is served: its status, if not OK, is the answer.
-  std::function<grpc::Status(const std::string& method)> before;
+  Hook<grpc::Status(const std::string& method)> before;
 };
 
 // Thread-safe. Listens from construction to destruction.
@@ -62,7 +91,6 @@ class FakeDaemon final : public v1::ContextStoreService::Service {
   FakeDaemon(std::string run_dir, uint64_t epoch);
   ~FakeDaemon() override;
 
-  // Set before the calls that are to meet it.
   FakeHooks hooks;
   // Lookup and OpenSession answer only once their caller has gone.
   std::atomic<bool> hangs = false;

@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""A second implementation of layout fingerprints, namespace hashes and block keys, from the words of
-proto/base/{key,layout}.h and hashlib alone, against proto/golden/keys.json."""
+"""A second implementation of layout fingerprints, namespace hashes and block keys, from the words
+of proto/base/{key,layout}.h and hashlib alone, against proto/golden/keys.json."""
 
 import hashlib
 import json
