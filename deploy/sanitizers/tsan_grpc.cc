@@ -4,6 +4,9 @@
 // completion is taken from a completion queue: gRPC is not instrumented (see tsan_absl.cc), and
 // passes operations between its threads through lock-free queues. The tag names the operation.
 // Callbacks take the same way: Debian's gRPC runs them from a completion queue of its own.
+//
+// A client and a server in one process are also ordered by the socket between them. The runtime
+// models all sockets as one object; so does this file, since tsan.supp hides gRPC's socket calls.
 
 #include <dlfcn.h>
 #include <grpc/grpc.h>
@@ -28,8 +31,13 @@ Function* Next(const char* symbol, Function*) {
   return reinterpret_cast<Function*>(address);
 }
 
+char sockets;
+
 grpc_event Completed(grpc_event event) {
-  if (event.type == GRPC_OP_COMPLETE) __tsan_acquire(event.tag);
+  if (event.type == GRPC_OP_COMPLETE) {
+    __tsan_acquire(event.tag);
+    __tsan_acquire(&sockets);
+  }
   return event;
 }
 
@@ -41,6 +49,7 @@ grpc_call_error grpc_call_start_batch(grpc_call* call, const grpc_op* ops, size_
                                       void* tag, void* reserved) {
   static auto* const next = Next("grpc_call_start_batch", &grpc_call_start_batch);
   __tsan_release(tag);
+  __tsan_release(&sockets);
   return next(call, ops, op_count, tag, reserved);
 }
 
