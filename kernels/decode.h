@@ -7,20 +7,25 @@
 #include <span>
 
 #include "kernels/element.h"
+#include "kernels/executor.h"
+#include "kernels/isa.h"
 #include "kernels/status.h"
 #include "kernels/tile_layout.h"
 
 namespace kvtier::kernels {
 
-// The last, unsealed tokens of a context, BF16 bit patterns [token][kv head][dim] with free
-// strides. Token t, kv head h begins t * token_stride + h * head_stride elements after k (or v);
-// its head_dim elements are contiguous. Memory beyond token_count tokens is never read.
+// The last, unsealed tokens of a context, [token][kv head][dim] with free strides. Token t, kv head
+// h begins t * token_stride + h * head_stride elements after k (or v); its head_dim elements are
+// contiguous. Memory beyond token_count tokens is never read.
 struct DecodeTail {
-  const uint16_t* k = nullptr;  // May be null when token_count is 0.
-  const uint16_t* v = nullptr;
+  const void* k = nullptr;  // May be null when token_count is 0. Needs no alignment.
+  const void* v = nullptr;
   uint32_t token_count = 0;   // Any count, also above block_tokens.
   uint64_t token_stride = 0;  // In elements, >= head_dim.
   uint64_t head_stride = 0;   // In elements, >= head_dim when there are two kv heads or more.
+  ElementType type = ElementType::kBf16;  // kBf16 or kFp8E4m3.
+  float k_scale = 1.0F;  // FP8 only: multiplies the stored values. Finite, above 0.
+  float v_scale = 1.0F;
 };
 
 // One decode step of one sequence for one layer. Views are not owned and must outlive the call.
@@ -28,9 +33,9 @@ struct DecodeArgs {
   BlockShape block_shape;
   uint32_t layer_idx = 0;
 
-  // [query_head_count][head_dim], dense, BF16 or FP32, all finite. query_head_count is a multiple
-  // of kv_head_count; query head q reads kv head q / (query_head_count / kv_head_count): MHA, GQA
-  // and MQA.
+  // [query_len][query_head_count][head_dim], dense, BF16 or FP32, all finite. query_head_count is a
+  // multiple of kv_head_count; query head q reads kv head q / (query_head_count / kv_head_count):
+  // MHA, GQA and MQA.
   ElementType query_type = ElementType::kFp32;
   const void* query = nullptr;
   uint32_t query_head_count = 0;
@@ -47,19 +52,59 @@ struct DecodeArgs {
   std::span<const float> g_k;  // [kv_head_count], this layer's global scales.
   std::span<const float> g_v;  // [kv_head_count]
 
-  std::span<float> out;  // [query_head_count][head_dim]
-  std::span<float> lse;  // [query_head_count], natural log of sum exp(softmax_scale * q.k)
+  std::span<float> out;  // [query_len][query_head_count][head_dim]
+  std::span<float> lse;  // [query_len][query_head_count], natural log of sum exp(score)
+
+  // Speculative decoding: the queries are those of the last query_len tokens of the context, in
+  // order, and each sees the tokens up to its own. In [1, 8].
+  uint32_t query_len = 1;
+
+  // Positions, for a call over a part of a sequence. The first sealed token (or tail token, if
+  // there is no sealed one) is token first_token of a context of context_token_count tokens; 0
+  // means that the context ends with the tail.
+  uint64_t first_token = 0;
+  uint64_t context_token_count = 0;
+
+  uint64_t window = 0;    // A query sees this many tokens, its own included; 0: all.
+  float soft_cap = 0.0F;  // score = soft_cap * tanh(score / soft_cap); 0: none.
+  // [query_head_count] or empty: attention sinks, scores of a token without value that every query
+  // sees. They belong to one part of a split sequence only, as the tail does.
+  std::span<const float> sinks = {};
+
+  // The transform the blocks were sealed with (SealOptions), [kv_head_count][head_dim] each or
+  // empty: score = q . (k' * k_smooth + k_mean) for a sealed k', folded into the query. The tail
+  // holds plain K.
+  std::span<const float> k_smooth = {};
+  std::span<const float> k_mean = {};
+
+  Isa isa = BestIsa();
+
+  // With an executor the splits run on the caller's threads; `workspace` must then have
+  // DecodeWorkspaceBytes and the alignment of float. Without one it is not used.
+  const Executor* executor = nullptr;
+  std::span<std::byte> workspace = {};
 };
 
 // Fused decode attention in one pass: dequantizes each tile where it lies, online softmax, FP32
-// accumulation. No sequence at all (no sealed and no tail token) gives out = 0 and lse = -inf.
-// Uses about 32 KiB of stack, allocates nothing, does not block. Thread-safe for disjoint outputs.
-// A tail value that is not finite makes its heads' results not finite. A split of a sequence is a
-// call over a part of its block table; merge the results with MergeDecode (only one of the parts
-// has the tail). Errors: kInvalidArgument when a requirement above is not met, before anything is
-// read or written; kDataLoss if a tile holds a scale byte above 0x7E: out and lse are unspecified
-// then.
+// accumulation. The sequence is cut into splits that depend on sealed_token_count only, merged in
+// order: results are the same bits with and without executor, whatever its threads and the rest of
+// a batch. A query that sees no token gives out = 0 and lse = -inf (its sink's score, if it has
+// one). Uses about 160 KiB of stack, allocates nothing, does not block. Thread-safe for disjoint
+// outputs and workspaces.
+//
+// Error of out against exact attention over the same dequantized values, relative to the largest
+// |V|: 2e-6 for kScalar and kAvx2, 2^-9 for kAvx512, which rounds softmax weights to BF16.
+// Instruction sets agree within these bounds, not bit for bit. A NaN in a tail token that a query
+// sees makes its head's results NaN; so does an infinity in V, or in K if the score is +inf or NaN.
+// A split of a sequence is a call over a part of its block table; merge the results with
+// MergeDecode (only one of the parts has the tail).
+// Errors: kInvalidArgument when a requirement above is not met, before anything is read or
+// written; kDataLoss if a tile that is read holds a scale byte above 0x7E: out and lse are
+// unspecified then.
 Status Decode(const DecodeArgs& args);
+
+// Bytes of workspace that Decode needs with an executor; 0 for arguments that Decode refuses.
+uint64_t DecodeWorkspaceBytes(const DecodeArgs& args);
 
 // The result of one split: out [query_head_count][head_dim], lse [query_head_count]. A row whose
 // lse is -inf is empty; its out is not read.
@@ -70,7 +115,8 @@ struct DecodePartial {
 
 // Merges splits by their log-sum-exps into `out` and `lse`, in index order: the result depends on
 // the partials and their order only. Zero partials, or only empty ones, give zeros and -inf. The
-// outputs must not overlap the inputs. Allocates nothing. Thread-safe for disjoint outputs.
+// outputs must not overlap the inputs. With a query_len above 1, query_head_count stands for
+// query_len * query_head_count. Allocates nothing. Thread-safe for disjoint outputs.
 // Errors: kInvalidArgument if a span does not have the exact size, or a count is zero.
 Status MergeDecode(std::span<const DecodePartial> partials, uint32_t query_head_count,
                    uint32_t head_dim, std::span<float> out, std::span<float> lse);

@@ -5,247 +5,165 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
-#include <random>
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kernels/nvfp4.h"
-#include "kernels/seal.h"
+#include "kernels/decode_sequence.h"
 
 namespace kvtier::kernels {
 namespace {
 
-constexpr uint32_t kSeed = 20261106;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-struct Shape {
-  uint32_t block_tokens;
-  uint32_t head_dim;
-  uint32_t kv_heads;
-  uint32_t group_heads;  // Query heads per kv head.
-  uint32_t block_count;
-  uint32_t tail_tokens;
+class DecodeOn : public testing::TestWithParam<Isa> {
+ protected:
+  void SetUp() override {
+    if (!IsaIsAvailable(GetParam())) GTEST_SKIP() << "not on this machine";
+  }
 };
 
-// A sequence in both forms: sealed blocks plus tail for the kernel, and the same values as plain
-// FP32 arrays [token][kv head][dim], dequantized vector by vector without any tile, for the FP64
-// reference.
-class Sequence {
- public:
-  static constexpr uint32_t kLayers = 2;
-  static constexpr uint32_t kLayer = 1;
+INSTANTIATE_TEST_SUITE_P(Isas, DecodeOn, testing::ValuesIn(kAllIsas),
+                         [](const auto& param_info) { return IsaName(param_info.param); });
 
-  explicit Sequence(const Shape& shape)
-      : shape_(shape),
-        block_shape_{.layer_count = kLayers,
-                     .kv_head_count = shape.kv_heads,
-                     .block_tokens = shape.block_tokens,
-                     .head_dim = shape.head_dim},
-        random_(kSeed) {
-    for (uint32_t h = 0; h < shape.kv_heads; ++h) {
-      g_k_.push_back(std::ldexp(1.0F, -6 - static_cast<int>(h % 3)));
-      g_v_.push_back(std::ldexp(1.0F, -7 + static_cast<int>(h % 2)));
-    }
-    for (uint32_t i = 0; i < shape.block_count; ++i) AddBlock();
-    for (const auto& block : blocks_) table_.push_back(block.data());
-    AddTail();
-    query_.resize(uint64_t{QueryHeads()} * shape.head_dim);
-    for (float& x : query_) x = Bf16ToFloat(FloatToBf16(normal_(random_)));
-    out_.resize(query_.size());
-    lse_.resize(QueryHeads());
-  }
-
-  uint32_t QueryHeads() const { return shape_.kv_heads * shape_.group_heads; }
-
-  DecodeArgs Args() {
-    return {.block_shape = block_shape_,
-            .layer_idx = kLayer,
-            .query_type = ElementType::kFp32,
-            .query = query_.data(),
-            .query_head_count = QueryHeads(),
-            .block_table = table_,
-            .sealed_token_count = uint64_t{shape_.block_count} * shape_.block_tokens,
-            .tail = {.k = tail_k_.data(),
-                     .v = tail_v_.data(),
-                     .token_count = shape_.tail_tokens,
-                     .token_stride = tail_stride_,
-                     .head_stride = shape_.head_dim + 3},
-            .softmax_scale = 1.0F / std::sqrt(static_cast<float>(shape_.head_dim)),
-            .g_k = g_k_,
-            .g_v = g_v_,
-            .out = out_,
-            .lse = lse_};
-  }
-
-  // Largest error of out relative to the largest magnitude of V, and of lse absolutely.
-  void ExpectMatchesReference(std::span<const float> out, std::span<const float> lse) const {
-    const uint64_t row = uint64_t{shape_.kv_heads} * shape_.head_dim;
-    const uint64_t token_count = k_.size() / row;
-    double v_max = 0;
-    for (const float x : v_) v_max = std::fmax(v_max, std::fabs(static_cast<double>(x)));
-    const double scale = static_cast<double>(1.0F / std::sqrt(static_cast<float>(shape_.head_dim)));
-    double error = 0;
-    double lse_error = 0;
-    for (uint32_t head = 0; head < QueryHeads(); ++head) {
-      const uint64_t kv_offset = uint64_t{head / shape_.group_heads} * shape_.head_dim;
-      std::vector<double> scores(token_count);
-      for (uint64_t t = 0; t < token_count; ++t) {
-        for (uint32_t i = 0; i < shape_.head_dim; ++i) {
-          scores[t] += scale * static_cast<double>(query_[head * shape_.head_dim + i]) *
-                       static_cast<double>(k_[t * row + kv_offset + i]);
-        }
-      }
-      const double top = *std::max_element(scores.begin(), scores.end());
-      double sum = 0;
-      std::vector<double> expected(shape_.head_dim);
-      for (uint64_t t = 0; t < token_count; ++t) {
-        const double weight = std::exp(scores[t] - top);
-        sum += weight;
-        for (uint32_t i = 0; i < shape_.head_dim; ++i) {
-          expected[i] += weight * static_cast<double>(v_[t * row + kv_offset + i]);
-        }
-      }
-      for (uint32_t i = 0; i < shape_.head_dim; ++i) {
-        const auto actual = static_cast<double>(out[head * shape_.head_dim + i]);
-        // Negated comparison: a NaN fails.
-        if (!(std::fabs(actual - expected[i] / sum) <= error)) {
-          error = std::fabs(actual - expected[i] / sum);
-        }
-      }
-      const double lse_difference = std::fabs(static_cast<double>(lse[head]) - top - std::log(sum));
-      if (!(lse_difference <= lse_error)) lse_error = lse_difference;
-    }
-    EXPECT_LE(error / v_max, 2e-6) << Describe();
-    EXPECT_LE(lse_error, 1e-5) << Describe();
-  }
-
-  std::string Describe() const {
-    return "T " + std::to_string(shape_.block_tokens) + " d " + std::to_string(shape_.head_dim) +
-           " kv heads " + std::to_string(shape_.kv_heads) + " group " +
-           std::to_string(shape_.group_heads) + " blocks " + std::to_string(shape_.block_count) +
-           " tail " + std::to_string(shape_.tail_tokens) + " seed " + std::to_string(kSeed);
-  }
-
-  std::vector<std::vector<std::byte>>& blocks() { return blocks_; }
-  std::vector<const std::byte*>& table() { return table_; }
-  std::vector<float>& query() { return query_; }
-  std::vector<float>& out() { return out_; }
-  std::vector<float>& lse() { return lse_; }
-
- private:
-  std::vector<float> RandomRows(uint32_t token_count) {
-    std::vector<float> rows(uint64_t{token_count} * shape_.kv_heads * shape_.head_dim);
-    for (size_t i = 0; i < rows.size(); ++i) {
-      const float outlier = i % shape_.head_dim == 3 ? 8.0F : 1.0F;
-      rows[i] = Bf16ToFloat(FloatToBf16(outlier * normal_(random_)));
-    }
-    return rows;
-  }
-
-  void AppendDequantized(const std::vector<float>& rows, const std::vector<float>& g,
-                         std::vector<float>* values) const {
-    for (size_t i = 0; i < rows.size(); i += kVectorDims) {
-      const float scale = g[i / shape_.head_dim % shape_.kv_heads];
-      uint8_t codes[kVectorCodeBytes];
-      uint8_t scale_byte = 0;
-      float out[kVectorDims];
-      Quantize16(&rows[i], scale, codes, &scale_byte);
-      Dequantize16(codes, scale_byte, scale, out);
-      values->insert(values->end(), out, out + kVectorDims);
-    }
-  }
-
-  void AddBlock() {
-    const std::vector<float> k = RandomRows(shape_.block_tokens);
-    const std::vector<float> v = RandomRows(shape_.block_tokens);
-    AppendDequantized(k, g_k_, &k_);
-    AppendDequantized(v, g_v_, &v_);
-    // The other layer holds poison: reading it would be noticed.
-    std::vector<std::byte> block(BlockBytes(block_shape_), std::byte{0x7F});
-    const TileShape tile = TileOf(block_shape_);
-    const uint64_t stride = uint64_t{shape_.kv_heads} * shape_.head_dim;
-    SealStats stats;
-    for (uint32_t h = 0; h < shape_.kv_heads; ++h) {
-      const auto rows_of = [&](const std::vector<float>& rows) {
-        return ConstRows{.type = ElementType::kFp32,
-                         .data = &rows[uint64_t{h} * shape_.head_dim],
-                         .token_stride = stride};
-      };
-      ASSERT_TRUE(
-          SealTile(tile, rows_of(k), rows_of(v), {.g_k = g_k_[h], .g_v = g_v_[h]},
-                   std::span(block).subspan(TileOffset(block_shape_, kLayer, h), TileBytes(tile)),
-                   &stats)
-              .ok());
-    }
-    blocks_.push_back(std::move(block));
-  }
-
-  // The tail buffer has room for a whole block; all that is no tail token is NaN.
-  void AddTail() {
-    const uint64_t head_stride = shape_.head_dim + 3;
-    tail_stride_ = shape_.kv_heads * head_stride + 5;
-    const uint32_t capacity = std::max(shape_.tail_tokens, shape_.block_tokens);
-    tail_k_.assign(capacity * tail_stride_, 0x7FC0);
-    tail_v_.assign(capacity * tail_stride_, 0xFFC0);
-    const std::vector<float> k = RandomRows(shape_.tail_tokens);
-    const std::vector<float> v = RandomRows(shape_.tail_tokens);
-    for (size_t i = 0; i < k.size(); ++i) {
-      const uint64_t token = i / shape_.head_dim / shape_.kv_heads;
-      const uint64_t head = i / shape_.head_dim % shape_.kv_heads;
-      const uint64_t position = token * tail_stride_ + head * head_stride + i % shape_.head_dim;
-      tail_k_[position] = FloatToBf16(k[i]);
-      tail_v_[position] = FloatToBf16(v[i]);
-    }
-    k_.insert(k_.end(), k.begin(), k.end());
-    v_.insert(v_.end(), v.begin(), v.end());
-  }
-
-  Shape shape_;
-  BlockShape block_shape_;
-  std::mt19937 random_;
-  std::normal_distribution<float> normal_;
-  std::vector<float> g_k_, g_v_;
-  std::vector<float> k_, v_;  // [token][kv head][dim]
-  std::vector<std::vector<std::byte>> blocks_;
-  std::vector<const std::byte*> table_;
-  std::vector<uint16_t> tail_k_, tail_v_;
-  uint64_t tail_stride_ = 0;
-  std::vector<float> query_, out_, lse_;
-};
-
-void CheckDecode(const Shape& shape) {
-  Sequence sequence(shape);
+void CheckDecode(const Shape& shape, Isa isa, const Options& options = {}) {
+  Sequence sequence(shape, isa, options);
   const Status status = Decode(sequence.Args());
   ASSERT_TRUE(status.ok()) << status.message();
   sequence.ExpectMatchesReference(sequence.out(), sequence.lse());
 }
 
-TEST(Decode, MatchesFp64ForEveryTokenCountAndHeadDim) {
+TEST_P(DecodeOn, MatchesFp64ForEveryTokenCountAndHeadDim) {
   for (const uint32_t block_tokens : {16U, 32U, 64U, 128U}) {
     for (const uint32_t head_dim : {64U, 96U, 128U, 192U, 256U}) {
-      CheckDecode({block_tokens, head_dim, 2, 2, 3, block_tokens / 2 + 1});
+      CheckDecode({block_tokens, head_dim, 2, 2, 3, block_tokens / 2 + 1}, GetParam());
     }
   }
 }
 
-TEST(Decode, MatchesFp64ForEveryGroupSize) {
-  for (uint32_t group = 1; group <= 17; ++group) CheckDecode({16, 64, 2, group, 2, 3});
-  CheckDecode({16, 64, 1, 32, 2, 3});  // MQA, two passes.
-  CheckDecode({16, 64, 12, 1, 2, 3});  // MHA.
+TEST_P(DecodeOn, MatchesFp64ForEveryGroupSize) {
+  for (uint32_t group = 1; group <= 17; ++group) CheckDecode({16, 64, 2, group, 2, 3}, GetParam());
+  CheckDecode({16, 64, 1, 32, 2, 3}, GetParam());  // MQA, two passes.
+  CheckDecode({16, 64, 12, 1, 2, 3}, GetParam());  // MHA.
 }
 
-TEST(Decode, MatchesFp64ForEveryTailLength) {
-  for (uint32_t tail = 0; tail < 64; ++tail) CheckDecode({64, 64, 1, 4, 1, tail});
+TEST_P(DecodeOn, MatchesFp64ForEveryTailLength) {
+  for (uint32_t tail = 0; tail < 64; ++tail) CheckDecode({64, 64, 1, 4, 1, tail}, GetParam());
 }
 
-TEST(Decode, MatchesFp64ForTailOnlyAndForLongTails) {
-  for (const uint32_t tail : {1U, 15U, 128U, 129U, 300U}) CheckDecode({16, 128, 2, 4, 0, tail});
+TEST_P(DecodeOn, MatchesFp64ForTailOnlyAndForLongTails) {
+  for (const uint32_t tail : {1U, 15U, 128U, 129U, 300U})
+    CheckDecode({16, 128, 2, 4, 0, tail}, GetParam());
 }
 
-TEST(Decode, MatchesFp64OverALongSequence) { CheckDecode({128, 128, 1, 8, 32, 77}); }
+TEST_P(DecodeOn, MatchesFp64OverALongSequence) {
+  CheckDecode({128, 128, 1, 8, 32, 77}, GetParam());
+}
 
-TEST(Decode, Bf16QueryEqualsFp32QueryOfTheSameValues) {
-  Sequence sequence({32, 128, 2, 4, 2, 5});
+TEST_P(DecodeOn, MatchesFp64ForEveryQueryLen) {
+  for (uint32_t query_len = 1; query_len <= 8; ++query_len) {
+    CheckDecode({16, 64, 2, 3, 5, 2}, GetParam(), {.query_len = query_len});
+    CheckDecode({16, 128, 1, 8, 2, 9}, GetParam(), {.query_len = query_len});
+  }
+}
+
+TEST_P(DecodeOn, MatchesFp64ForEveryWindow) {
+  for (const uint64_t window : {1U, 2U, 15U, 16U, 17U, 40U, 63U, 64U, 65U, 66U, 112U, 500U}) {
+    CheckDecode({16, 64, 2, 2, 7, 3}, GetParam(), {.window = window});
+    CheckDecode({64, 64, 1, 2, 2, 1}, GetParam(), {.query_len = 4, .window = window});
+  }
+}
+
+TEST_P(DecodeOn, MatchesFp64WithSoftCapAndSinks) {
+  for (const float soft_cap : {0.0F, 0.5F, 5.0F, 50.0F}) {
+    for (const bool sinks : {false, true}) {
+      CheckDecode({32, 128, 2, 4, 3, 7}, GetParam(), {.soft_cap = soft_cap, .sinks = sinks});
+    }
+  }
+  CheckDecode({32, 128, 2, 4, 0, 0}, GetParam(), {.sinks = true});
+}
+
+TEST_P(DecodeOn, MatchesFp64WithFp8Tail) {
+  for (const uint32_t head_dim : {64U, 80U, 96U, 128U, 192U, 256U}) {
+    CheckDecode({16, head_dim, 2, 2, 1, 21}, GetParam(), {.tail_type = ElementType::kFp8E4m3});
+  }
+}
+
+TEST_P(DecodeOn, MatchesFp64AroundEverySplitBoundary) {
+  for (const uint32_t block_count : {127U, 128U, 129U, 255U, 256U, 257U}) {
+    CheckDecode({16, 64, 1, 2, block_count, block_count % 2}, GetParam());
+  }
+}
+
+// Tasks in reverse order: as good as any number of threads.
+void RunReversed(void* /*self*/, uint32_t task_count, Executor::Task task, void* context) {
+  for (uint32_t i = task_count; i > 0; --i) task(context, i - 1);
+}
+
+TEST_P(DecodeOn, GivesTheSameBitsWithAnyExecutor) {
+  Sequence sequence({16, 64, 2, 5, 300, 9}, GetParam(), {.query_len = 4, .sinks = true});
+  DecodeArgs args = sequence.Args();
+  ASSERT_TRUE(Decode(args).ok());
+  const std::vector<float> out = sequence.out();
+  const std::vector<float> lse = sequence.lse();
+  const Executor executor{.run = RunReversed};
+  std::vector<std::byte> workspace(DecodeWorkspaceBytes(args), std::byte{0xFF});
+  args.executor = &executor;
+  args.workspace = workspace;
+  ASSERT_TRUE(Decode(args).ok());
+  EXPECT_EQ(sequence.out(), out);
+  EXPECT_EQ(sequence.lse(), lse);
+  args.workspace = args.workspace.first(workspace.size() - 1);
+  EXPECT_EQ(Decode(args).code(), StatusCode::kInvalidArgument);
+}
+
+TEST_P(DecodeOn, PartsWithPositionsEqualTheWhole) {
+  for (const uint64_t window : {0U, 40U, 90U}) {
+    Sequence sequence({16, 64, 2, 2, 6, 7}, GetParam(), {.query_len = 3, .window = window});
+    const uint32_t rows = sequence.Rows();
+    std::vector<std::vector<float>> outs(7, std::vector<float>(sequence.out().size()));
+    std::vector<std::vector<float>> lses(7, std::vector<float>(rows));
+    std::vector<DecodePartial> partials;
+    for (uint32_t i = 0; i < 7; ++i) {
+      DecodeArgs args = sequence.Args();
+      args.block_table = i < 6 ? args.block_table.subspan(i, 1) : args.block_table.first(0);
+      args.sealed_token_count = args.block_table.size() * 16;
+      if (i < 6) args.tail = {};
+      args.first_token = uint64_t{i} * 16;
+      args.context_token_count = sequence.TokenCount();
+      args.out = outs[i];
+      args.lse = lses[i];
+      ASSERT_TRUE(Decode(args).ok());
+      partials.push_back({outs[i], lses[i]});
+    }
+    ASSERT_TRUE(MergeDecode(partials, rows, 64, sequence.out(), sequence.lse()).ok());
+    sequence.ExpectMatchesReference(sequence.out(), sequence.lse());
+  }
+}
+
+TEST_P(DecodeOn, NanInTheTailReachesTheResult) {
+  for (const bool in_v : {false, true}) {
+    Sequence sequence({16, 64, 1, 2, 1, 3}, GetParam());
+    DecodeArgs args = sequence.Args();
+    std::vector<uint16_t> nan(3 * args.tail.token_stride, 0x7FC0);
+    (in_v ? args.tail.v : args.tail.k) = nan.data();
+    ASSERT_TRUE(Decode(args).ok());
+    for (const float x : sequence.out()) EXPECT_TRUE(std::isnan(x));
+  }
+}
+
+TEST_P(DecodeOn, DoesNotDependOnTheRestOfABatch) {
+  // The same sequence as the only one, and with other heads beside it.
+  Sequence sequence({16, 64, 3, 4, 5, 3}, GetParam());
+  ASSERT_TRUE(Decode(sequence.Args()).ok());
+  const std::vector<float> out = sequence.out();
+  DecodeArgs args = sequence.Args();
+  std::fill(sequence.query().begin(), sequence.query().begin() + 64, 9.0F);  // Head 0.
+  ASSERT_TRUE(Decode(args).ok());
+  EXPECT_TRUE(std::equal(out.begin() + 64, out.end(), sequence.out().begin() + 64));
+}
+
+TEST_P(DecodeOn, Bf16QueryEqualsFp32QueryOfTheSameValues) {
+  Sequence sequence({32, 128, 2, 4, 2, 5}, GetParam());
   ASSERT_TRUE(Decode(sequence.Args()).ok());
   const std::vector<float> expected = sequence.out();
   std::vector<uint16_t> bf16;
@@ -257,33 +175,33 @@ TEST(Decode, Bf16QueryEqualsFp32QueryOfTheSameValues) {
   EXPECT_EQ(sequence.out(), expected);
 }
 
-TEST(Decode, EmptySequenceGivesZerosAndMinusInfinity) {
-  Sequence sequence({16, 64, 2, 2, 0, 0});
+TEST_P(DecodeOn, EmptySequenceGivesZerosAndMinusInfinity) {
+  Sequence sequence({16, 64, 2, 2, 0, 0}, GetParam());
   std::fill(sequence.out().begin(), sequence.out().end(), 7.0F);
   ASSERT_TRUE(Decode(sequence.Args()).ok());
   for (const float x : sequence.out()) EXPECT_EQ(x, 0.0F);
   for (const float x : sequence.lse()) EXPECT_EQ(x, -kInfinity);
 }
 
-TEST(Decode, LargeScoresStayFinite) {
-  Sequence sequence({16, 64, 1, 2, 3, 5});
+TEST_P(DecodeOn, LargeScoresStayFinite) {
+  Sequence sequence({16, 64, 1, 2, 3, 5}, GetParam());
   for (float& x : sequence.query()) x *= 1000.0F;
   ASSERT_TRUE(Decode(sequence.Args()).ok());
   for (const float x : sequence.out()) EXPECT_TRUE(std::isfinite(x));
   for (const float x : sequence.lse()) EXPECT_TRUE(std::isfinite(x));
 }
 
-TEST(Decode, ReadsOnlyTheCountedTableEntries) {
-  Sequence sequence({16, 64, 1, 2, 3, 5});
+TEST_P(DecodeOn, ReadsOnlyTheCountedTableEntries) {
+  Sequence sequence({16, 64, 1, 2, 3, 5}, GetParam());
   sequence.table().push_back(nullptr);  // Engines pad their tables.
   ASSERT_TRUE(Decode(sequence.Args()).ok());
   sequence.ExpectMatchesReference(sequence.out(), sequence.lse());
 }
 
-TEST(Decode, ReportsScaleBytesThatAreNeverWritten) {
+TEST_P(DecodeOn, ReportsScaleBytesThatAreNeverWritten) {
   for (const std::byte byte : {std::byte{0x7F}, std::byte{0x80}, std::byte{0xFF}}) {
     for (const bool in_v : {false, true}) {
-      Sequence sequence({16, 64, 2, 2, 3, 5});
+      Sequence sequence({16, 64, 2, 2, 3, 5}, GetParam());
       const BlockShape shape = sequence.Args().block_shape;
       const TileShape tile = TileOf(shape);
       const uint64_t section = in_v ? VScaleOffset(tile) : KScaleOffset(tile);
@@ -293,8 +211,8 @@ TEST(Decode, ReportsScaleBytesThatAreNeverWritten) {
   }
 }
 
-TEST(Decode, RefusesBadArguments) {
-  Sequence sequence({16, 64, 2, 2, 3, 5});
+TEST_P(DecodeOn, RefusesBadArguments) {
+  Sequence sequence({16, 64, 2, 2, 3, 5}, GetParam());
   const auto expect_invalid = [&](const char* what, const auto& change) {
     DecodeArgs args = sequence.Args();
     change(&args);
@@ -322,6 +240,16 @@ TEST(Decode, RefusesBadArguments) {
   expect_invalid("softmax", [](DecodeArgs* a) { a->softmax_scale = kInfinity; });
   expect_invalid("g_k count", [](DecodeArgs* a) { a->g_k = a->g_k.first(1); });
   expect_invalid("g_v value", [&](DecodeArgs* a) { a->g_v = bad_g; });
+  expect_invalid("query_len", [](DecodeArgs* a) { a->query_len = 0; });
+  expect_invalid("query_len", [](DecodeArgs* a) { a->query_len = 9; });
+  expect_invalid("soft cap", [](DecodeArgs* a) { a->soft_cap = -1.0F; });
+  expect_invalid("sinks", [&](DecodeArgs* a) { a->sinks = bad_g; });
+  expect_invalid("mean", [&](DecodeArgs* a) { a->k_mean = bad_g; });
+  expect_invalid("smooth", [&](DecodeArgs* a) { a->k_smooth = bad_query; });
+  expect_invalid("tail type", [](DecodeArgs* a) { a->tail.type = ElementType::kFp16; });
+  expect_invalid("tail scale", [](DecodeArgs* a) { a->tail.v_scale = 0.0F; });
+  expect_invalid("context", [](DecodeArgs* a) { a->context_token_count = 5; });
+  expect_invalid("isa", [](DecodeArgs* a) { a->isa = static_cast<Isa>(99); });
   expect_invalid("out", [](DecodeArgs* a) { a->out = a->out.first(255); });
   expect_invalid("lse", [](DecodeArgs* a) { a->lse = a->lse.first(3); });
 }

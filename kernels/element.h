@@ -6,11 +6,12 @@
 
 namespace kvtier::kernels {
 
-// The element types of unquantized K, V and queries, native byte order.
+// The element types of K, V and queries outside of tiles, native byte order.
 enum class ElementType : uint8_t {
   kBf16 = 0,
   kFp16 = 1,
   kFp32 = 2,
+  kFp8E4m3 = 3,  // Signed E4M3 (0x7F and 0xFF are NaN, no infinity) with a scale beside it.
 };
 
 // Bytes of one element; 0 for a value outside the enum.
@@ -21,6 +22,8 @@ constexpr uint32_t ElementBytes(ElementType type) {
       return 2;
     case ElementType::kFp32:
       return 4;
+    case ElementType::kFp8E4m3:
+      return 1;
   }
   return 0;
 }

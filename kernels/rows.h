@@ -25,6 +25,10 @@ inline void LoadRow(const ConstRows& rows, uint64_t token_idx, uint32_t dim_coun
     std::memcpy(out, row, dim_count * sizeof(float));
     return;
   }
+  if (rows.type == ElementType::kFp8E4m3) {
+    for (uint32_t i = 0; i < dim_count; ++i) out[i] = DecodeE4m3Scale(row[i]);
+    return;
+  }
   for (uint32_t i = 0; i < dim_count; ++i) {
     uint16_t bits = 0;
     std::memcpy(&bits, row + i * sizeof(bits), sizeof(bits));

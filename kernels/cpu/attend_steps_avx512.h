@@ -1,0 +1,475 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef KVTIER_KERNELS_CPU_ATTEND_STEPS_AVX512_H_
+#define KVTIER_KERNELS_CPU_ATTEND_STEPS_AVX512_H_
+
+#include <immintrin.h>
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/cpu/attend.h"
+#include "kernels/cpu/avx512.h"
+
+// Internal to attend_avx512.cc: the steps of decode on a chunk of tokens.
+//
+// Decode with AVX512-BF16. All products are BF16 x BF16 -> FP32 dot products:
+//   - e2m1 codes become BF16 by one 16-bit permute (the code is the index). K stays unscaled; the
+//     partial sum of each 16-dim block is multiplied by its block scale in FP32.
+//   - V stays unscaled too; the block scale is multiplied into the softmax weights in FP32, and the
+//     product is rounded to BF16 once. That is the only rounding beyond FP32: at most 2^-9 of a
+//     weight.
+//   - A query that BF16 cannot hold is the sum of two BF16 numbers.
+// The rows of a group are lanes of a register, so no lane is idle at 1, 2, 4, 8 or 16 rows and no
+// dot product ends in a horizontal sum.
+
+namespace kvtier::kernels::cpu {
+namespace {
+
+constexpr uint32_t kGroupTokens = 16;
+constexpr uint32_t kChunkTokens = 64;
+constexpr uint32_t kDimMax = 256;
+constexpr float kLog2E = 1.44269504F;
+constexpr float kLn2 = 0.693147181F;
+constexpr float kScaleUnit = 256.0F;  // ScalesToFloat gives e4m3 / 256.
+
+// Everything a pass needs; on the stack of the entry points.
+struct alignas(64) Pass {
+  // [row][32 lanes of 16 dims][...]; which lane is which dim depends on the format of V.
+  float acc[kAttendRowsMax][kDimMax * 2];
+  float p[kAttendRowsMax][kChunkTokens];  // Scores in the log2 domain, then weights.
+  float lane_sum[kAttendRowsMax][16];
+  uint16_t weights[kAttendRowsMax][kChunkTokens];  // BF16
+  // The query as lanes, [part][dim steps][32 words]: for tiles in the order of their nibbles, for
+  // rows in the order of dims. Part 1 is what part 0 lost by rounding.
+  uint16_t query[2][kDimMax * kAttendRowsMax];
+  uint16_t wide[kChunkTokens][kDimMax];  // K or V of a group or chunk in BF16.
+  float k_scales[kGroupTokens][16];
+  uint8_t v_scales[kDimMax / 16][kChunkTokens];
+  float maximum[kAttendRowsMax];
+};
+
+// 16 tokens of a tile.
+struct TokenGroup {
+  const std::byte* tile;
+  uint32_t first_token;
+};
+
+uint32_t PaddedRows(uint32_t row_count) {
+  uint32_t rows = 1;
+  while (rows < row_count) rows *= 2;
+  return rows;
+}
+
+uint16_t ToBf16(float x) {  // Finite x.
+  uint32_t bits = 0;
+  std::memcpy(&bits, &x, sizeof(bits));
+  return static_cast<uint16_t>((bits + 0x7FFFU + (bits >> 16 & 1U)) >> 16);
+}
+
+float FromBf16(uint16_t x) {
+  const uint32_t bits = uint32_t{x} << 16;
+  float value = 0;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+// Position `word` of a tile's row in `wide` holds this dim: low nibbles of 32 bytes, then high
+// ones.
+uint32_t TileDim(uint32_t word) {
+  const uint32_t in_group = word % 64;
+  return word / 64 * 64 + (in_group < 32 ? in_group * 2 : (in_group - 32) * 2 + 1);
+}
+
+void PrepareQuery(const AttendQuery& query, uint32_t rows, bool tile_order, Pass* pass) {
+  const uint32_t step_words = 32 / rows;
+  const uint32_t word_count = (query.head_dim + 63) / 64 * 64;
+  for (uint32_t word = 0; word < word_count; ++word) {
+    const uint32_t dim = tile_order ? TileDim(word) : word;
+    for (uint32_t row = 0; row < rows; ++row) {
+      const bool exists = dim < query.head_dim && row < query.row_count;
+      const float x = exists ? query.query[row * query.head_dim + dim] : 0.0F;
+      const uint32_t at = word / step_words * 32 + row * step_words + word % step_words;
+      const uint16_t high = ToBf16(x);
+      pass->query[0][at] = high;
+      // A value near the largest FP32 rounds to infinity; its rest is then of no use.
+      const float rest = x - FromBf16(high);
+      pass->query[1][at] = std::isfinite(rest) ? ToBf16(rest) : uint16_t{0};
+    }
+  }
+}
+
+void InitPass(const AttendQuery& query, uint32_t rows, Pass* pass) {
+  for (uint32_t row = 0; row < rows; ++row) {
+    std::memset(pass->acc[row], 0, query.head_dim * 2 * sizeof(float));
+    std::memset(pass->p[row], 0, sizeof(pass->p[row]));
+    std::memset(pass->lane_sum[row], 0, sizeof(pass->lane_sum[row]));
+    pass->maximum[row] = -INFINITY;
+  }
+}
+
+// The words of one dim step of a token, repeated for each of kRows rows.
+template <int kRows>
+KVTIER_AVX512_INLINE __m512i LoadStep(const uint16_t* words) {
+  if constexpr (kRows == 16) return _mm512_set1_epi32(LoadInt32(words));
+  if constexpr (kRows == 8) {
+    return _mm512_broadcastq_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(words)));
+  }
+  if constexpr (kRows == 4) {
+    return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(words)));
+  }
+  if constexpr (kRows == 2) {
+    return _mm512_broadcast_i64x4(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(words)));
+  }
+  return _mm512_loadu_si512(words);
+}
+
+// The block scale of each lane of a unit (see ScoreTileGroup).
+template <int kRows>
+KVTIER_AVX512_INLINE __m512 LoadBlockScales(const float* scales) {
+  if constexpr (kRows >= 4) return _mm512_set1_ps(*scales);
+  const __m512i four_each = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+  if constexpr (kRows == 2) {
+    const __m512i two = _mm512_and_si512(four_each, _mm512_set1_epi32(1));
+    return _mm512_permutexvar_ps(two, _mm512_castps128_ps512(_mm_loadu_ps(scales)));
+  }
+  return _mm512_permutexvar_ps(four_each, _mm512_castps128_ps512(_mm_loadu_ps(scales)));
+}
+
+// lanes[t] holds kRows rows of 16 / kRows partial sums; writes kRows rows of 16 scores.
+template <int kRows>
+KVTIER_AVX512_INLINE void StoreScores(__m512 lanes[16], float factor, const float* bias,
+                                      uint32_t first_token, Pass* pass) {
+  constexpr int kPartials = 16 / kRows;
+  Transpose16(lanes);
+  for (int row = 0; row < kRows; ++row) {
+    __m512 sum = lanes[row * kPartials];
+    for (int i = 1; i < kPartials; ++i) sum = _mm512_add_ps(sum, lanes[row * kPartials + i]);
+    sum = _mm512_fmadd_ps(sum, _mm512_set1_ps(factor), _mm512_set1_ps(bias[row]));
+    _mm512_store_ps(&pass->p[row][first_token], sum);
+  }
+}
+
+// K codes and scales of a group -> pass->wide and pass->k_scales. Returns the largest scale byte.
+__m512i LoadTileK(const AttendTiles& tiles, uint32_t head_dim, const TokenGroup& group,
+                  Pass* pass) {
+  const __m512i table = E2m1Bf16Table();
+  const uint32_t block_count = head_dim / 16;
+  const __mmask16 scale_mask = static_cast<__mmask16>((1U << block_count) - 1);
+  const std::byte* scales = group.tile + tiles.k.scale_offset + group.first_token * block_count;
+  __m128i largest = _mm_setzero_si128();
+  for (uint32_t t = 0; t < kGroupTokens; ++t) {
+    const __m128i bytes = _mm_maskz_loadu_epi8(scale_mask, scales + t * block_count);
+    largest = _mm_max_epu8(largest, bytes);
+    _mm512_store_ps(pass->k_scales[t], ScalesToFloat(bytes));
+  }
+  for (uint32_t first = 0; first < head_dim; first += 64) {
+    const uint32_t panel = first / 128;
+    const uint32_t panel_dims = head_dim - panel * 128 < 128 ? head_dim - panel * 128 : 128;
+    const uint32_t code_bytes = head_dim - first < 64 ? (head_dim - first) / 2 : 32;
+    const auto mask = static_cast<__mmask32>(~0U >> (32 - code_bytes));
+    const std::byte* codes = group.tile + tiles.k.data_offset +
+                             panel * uint64_t{tiles.block_tokens} * 64 +
+                             group.first_token * (panel_dims / 2) + first % 128 / 2;
+    for (uint32_t t = 0; t < kGroupTokens; ++t) {
+      const __m512i index =
+          _mm512_cvtepu8_epi16(_mm256_maskz_loadu_epi8(mask, codes + t * (panel_dims / 2)));
+      uint16_t* target = &pass->wide[t][first];
+      _mm512_store_si512(target, _mm512_permutexvar_epi16(index, table));
+      _mm512_store_si512(target + 32, _mm512_permutexvar_epi16(_mm512_srli_epi16(index, 4), table));
+    }
+  }
+  return _mm512_castsi128_si512(largest);
+}
+
+// Scores of 16 tokens of a tile. A unit is the least number of blocks that fills a register: one
+// block for 4 rows and more, 2 for 2 rows, 4 for 1 row.
+template <int kRows, int kParts>
+void ScoreTileGroup(uint32_t head_dim, float factor, const float* bias, uint32_t first_token,
+                    Pass* pass) {
+  constexpr int kStepWords = 32 / kRows;
+  constexpr int kUnitBlocks = kStepWords > 8 ? kStepWords / 8 : 1;
+  constexpr int kSteps = kStepWords < 8 ? 8 / kStepWords : 1;  // In each half of a unit.
+  constexpr int kTokens = 8;
+  __m512 lanes[kGroupTokens];
+  for (uint32_t first = 0; first < kGroupTokens; first += kTokens) {
+    __m512 acc[kTokens];
+    for (auto& x : acc) x = _mm512_setzero_ps();
+    for (uint32_t block = 0; block * 16 < head_dim; block += kUnitBlocks) {
+      const uint32_t word = block / 4 * 64 + block % 4 * 8;
+      __m512i query[kParts][2 * kSteps];
+      for (int part = 0; part < kParts; ++part) {
+        for (int i = 0; i < kSteps; ++i) {
+          const uint16_t* low = &pass->query[part][(word / kStepWords + i) * 32];
+          query[part][i] = _mm512_load_si512(low);
+          query[part][kSteps + i] = _mm512_load_si512(low + 32 / kStepWords * 32);
+        }
+      }
+#pragma GCC unroll 8
+      for (int t = 0; t < kTokens; ++t) {
+        const uint16_t* k = &pass->wide[first + t][word];
+        __m512 sum = _mm512_setzero_ps();
+#pragma GCC unroll 4
+        for (int i = 0; i < kSteps; ++i) {
+          const __m512i low = LoadStep<kRows>(k + i * kStepWords);
+          const __m512i high = LoadStep<kRows>(k + 32 + i * kStepWords);
+          for (int part = 0; part < kParts; ++part) {
+            sum = DotBf16(sum, low, query[part][i]);
+            sum = DotBf16(sum, high, query[part][kSteps + i]);
+          }
+        }
+        acc[t] =
+            _mm512_fmadd_ps(sum, LoadBlockScales<kRows>(&pass->k_scales[first + t][block]), acc[t]);
+      }
+    }
+    for (int t = 0; t < kTokens; ++t) lanes[first + t] = acc[t];
+  }
+  StoreScores<kRows>(lanes, factor, bias, first_token, pass);
+}
+
+// Scores of 16 tokens in BF16 rows.
+template <int kRows, int kParts>
+void ScoreRowGroup(const std::byte* const* rows, uint32_t head_dim, float factor, const float* bias,
+                   uint32_t first_token, Pass* pass) {
+  constexpr uint32_t kStepWords = 32 / kRows;
+  constexpr uint32_t kTokens = 8;
+  __m512 lanes[kGroupTokens];
+  for (uint32_t first = 0; first < kGroupTokens; first += kTokens) {
+    __m512 acc[kTokens];
+    for (auto& x : acc) x = _mm512_setzero_ps();
+    uint32_t word = 0;
+    for (; word + kStepWords <= head_dim; word += kStepWords) {
+      __m512i query[kParts];
+      for (int part = 0; part < kParts; ++part) {
+        query[part] = _mm512_load_si512(&pass->query[part][word * kRows]);
+      }
+#pragma GCC unroll 8
+      for (uint32_t t = 0; t < kTokens; ++t) {
+        const auto* k = reinterpret_cast<const uint16_t*>(rows[first + t]) + word;
+        const __m512i step = LoadStep<kRows>(k);
+        for (int part = 0; part < kParts; ++part) acc[t] = DotBf16(acc[t], step, query[part]);
+      }
+    }
+    if (word < head_dim) {  // One row, and 16 dims left.
+      for (uint32_t t = 0; t < kTokens; ++t) {
+        const __m512i step = _mm512_maskz_loadu_epi16(
+            0xFFFF, reinterpret_cast<const uint16_t*>(rows[first + t]) + word);
+        for (int part = 0; part < kParts; ++part) {
+          acc[t] = DotBf16(acc[t], step, _mm512_load_si512(&pass->query[part][word * kRows]));
+        }
+      }
+    }
+    for (uint32_t t = 0; t < kTokens; ++t) lanes[first + t] = acc[t];
+  }
+  StoreScores<kRows>(lanes, factor, bias, first_token, pass);
+}
+
+// Tokens that a row does not see, and those beyond token_count, get the score -inf.
+void MaskScores(const AttendQuery& query, uint64_t first_token, uint32_t token_count, Pass* pass) {
+  for (uint32_t row = 0; row < query.row_count; ++row) {
+    for (uint32_t t = 0; t < (token_count + 15) / 16 * 16; ++t) {
+      const uint64_t token = first_token + t;
+      const bool visible = t < token_count && token >= query.begin[row] && token < query.end[row];
+      if (!visible) pass->p[row][t] = -INFINITY;
+    }
+  }
+}
+
+void CapScores(const AttendQuery& query, uint32_t token_count, Pass* pass) {
+  // cap * tanh(x / cap), with tanh(y) = 1 - 2 / (1 + e^2y). Scores are in the log2 domain.
+  const __m512 cap = _mm512_set1_ps(query.soft_cap * kLog2E);
+  const __m512 to_exponent = _mm512_set1_ps(2.0F / query.soft_cap);
+  const __m512 one = _mm512_set1_ps(1.0F);
+  for (uint32_t row = 0; row < query.row_count; ++row) {
+    for (uint32_t t = 0; t < token_count; t += 16) {
+      const __m512 x = _mm512_load_ps(&pass->p[row][t]);
+      const __m512 power = Exp2(_mm512_mul_ps(x, to_exponent));
+      const __m512 tanh =
+          _mm512_sub_ps(one, _mm512_div_ps(_mm512_set1_ps(2.0F), _mm512_add_ps(one, power)));
+      _mm512_store_ps(&pass->p[row][t], _mm512_mul_ps(cap, tanh));
+    }
+  }
+}
+
+// Scores -> weights relative to the running maximum; rescales what was accumulated when it rises.
+void ScoresToWeights(const AttendQuery& query, uint64_t first_token, uint32_t token_count,
+                     Pass* pass) {
+  if (query.soft_cap > 0.0F) CapScores(query, token_count, pass);
+  bool mask = token_count % 16 != 0;
+  for (uint32_t row = 0; row < query.row_count; ++row) {
+    mask |= query.begin[row] > first_token || query.end[row] < first_token + token_count;
+  }
+  if (mask) MaskScores(query, first_token, token_count, pass);
+  for (uint32_t row = 0; row < query.row_count; ++row) {
+    float* p = pass->p[row];
+    __m512 largest = _mm512_load_ps(p);
+    for (uint32_t t = 16; t < token_count; t += 16) {
+      largest = _mm512_max_ps(largest, _mm512_load_ps(p + t));
+    }
+    const float top = _mm512_reduce_max_ps(largest);
+    float maximum = pass->maximum[row];
+    __m512 sum = _mm512_load_ps(pass->lane_sum[row]);
+    if (top > maximum) {
+      if (maximum != -INFINITY) {
+        const __m512 factor = Exp2(_mm512_set1_ps(maximum - top));
+        sum = _mm512_mul_ps(sum, factor);
+        for (uint32_t i = 0; i < query.head_dim * 2; i += 16) {
+          float* acc = &pass->acc[row][i];
+          _mm512_store_ps(acc, _mm512_mul_ps(_mm512_load_ps(acc), factor));
+        }
+      }
+      pass->maximum[row] = maximum = top;
+    }
+    // Without a token so far, all scores are -inf or NaN: weights 0 or NaN.
+    const __m512 shift = _mm512_set1_ps(maximum == -INFINITY ? 0.0F : maximum);
+    for (uint32_t t = 0; t < token_count; t += 16) {
+      const __m512 weight = Exp2(_mm512_sub_ps(_mm512_load_ps(p + t), shift));
+      sum = _mm512_add_ps(sum, weight);
+      _mm512_store_ps(p + t, weight);
+    }
+    _mm512_store_ps(pass->lane_sum[row], sum);
+  }
+}
+
+// weights = bf16(p * scale), where scale[t] is the V scale of 16-dim block `block` or 1.
+template <bool kScaled>
+KVTIER_AVX512_INLINE void StoreWeights(uint32_t rows, uint32_t block, uint32_t token_count,
+                                       Pass* pass) {
+  for (uint32_t t = 0; t < token_count; t += 32) {
+    __m512 scale[2] = {};
+    if constexpr (kScaled) {
+      for (uint32_t i = 0; i < 2; ++i) {
+        scale[i] = ScalesToFloat(
+            _mm_load_si128(reinterpret_cast<const __m128i*>(&pass->v_scales[block][t + i * 16])));
+      }
+    }
+    for (uint32_t row = 0; row < rows; ++row) {
+      __m512 low = _mm512_load_ps(&pass->p[row][t]);
+      __m512 high = _mm512_load_ps(&pass->p[row][t + 16]);
+      if constexpr (kScaled) {
+        low = _mm512_mul_ps(low, scale[0]);
+        high = _mm512_mul_ps(high, scale[1]);
+      }
+      StoreBf16(&pass->weights[row][t], high, low);
+    }
+  }
+}
+
+// Adds one 16-dim block of V of up to 64 tokens. Four tokens a, b, c, d make a register: lanes
+// 2k and 2k + 1 are (a, b) and (c, d) of dim 2k (low nibbles) or 2k + 1 (high nibbles).
+template <int kRows, bool kLow, bool kHigh>
+KVTIER_AVX512_INLINE void AddTileBlock(const TokenGroup* groups, uint32_t group_count,
+                                       uint64_t v_offset, uint32_t block, Pass* pass) {
+  const __m512i table = E2m1Bf16Table();
+  const __m512i quads[2] = {VQuadIndex(block % 2 != 0, false), VQuadIndex(block % 2 != 0, true)};
+  __m512 low_acc[kRows];
+  __m512 high_acc[kRows];
+  for (int row = 0; row < kRows; ++row) {
+    if constexpr (kLow) low_acc[row] = _mm512_load_ps(&pass->acc[row][block * 32]);
+    if constexpr (kHigh) high_acc[row] = _mm512_load_ps(&pass->acc[row][block * 32 + 16]);
+  }
+  for (uint32_t group = 0; group < group_count; ++group) {
+    const std::byte* codes = groups[group].tile + v_offset + block * 128;
+    for (uint32_t half = 0; half < 2; ++half) {
+      const __m512i eight = _mm512_loadu_si512(codes + half * 64);
+      for (uint32_t quad = 0; quad < 2; ++quad) {
+        const __m512i index = _mm512_permutexvar_epi8(quads[quad], eight);
+        const __m512i low = _mm512_permutexvar_epi16(index, table);
+        const __m512i high = _mm512_permutexvar_epi16(_mm512_srli_epi16(index, 4), table);
+        const uint32_t token = group * 16 + half * 8 + quad * 4;
+#pragma GCC unroll 16
+        for (int row = 0; row < kRows; ++row) {
+          const __m512i weight = LoadStep<8>(&pass->weights[row][token]);
+          if constexpr (kLow) low_acc[row] = DotBf16(low_acc[row], low, weight);
+          if constexpr (kHigh) high_acc[row] = DotBf16(high_acc[row], high, weight);
+        }
+      }
+    }
+  }
+  for (int row = 0; row < kRows; ++row) {
+    if constexpr (kLow) _mm512_store_ps(&pass->acc[row][block * 32], low_acc[row]);
+    if constexpr (kHigh) _mm512_store_ps(&pass->acc[row][block * 32 + 16], high_acc[row]);
+  }
+}
+
+// V scales of a chunk, one run of tokens a block. Returns the largest scale byte.
+__m512i LoadTileVScales(const AttendTiles& tiles, uint32_t head_dim, const TokenGroup* groups,
+                        uint32_t group_count, Pass* pass) {
+  const uint32_t block_count = head_dim / 16;
+  __m512i largest = _mm512_setzero_si512();
+  for (uint32_t group = 0; group < group_count; ++group) {
+    const std::byte* scales =
+        groups[group].tile + tiles.v.scale_offset + groups[group].first_token * block_count;
+    for (uint32_t quad = 0; quad < 4; ++quad) {
+      const std::byte* four = scales + quad * 4 * block_count;
+      for (uint32_t block = 0; block < block_count; ++block) {
+        std::memcpy(&pass->v_scales[block][group * 16 + quad * 4], four + block * 4, 4);
+      }
+    }
+    for (uint32_t block = 0; block < block_count; ++block) {
+      largest = _mm512_max_epu8(largest, _mm512_castsi128_si512(_mm_loadu_si128(
+                                             reinterpret_cast<const __m128i*>(scales) + block)));
+    }
+  }
+  return largest;
+}
+
+template <int kRows>
+void AddTileV(const AttendTiles& tiles, uint32_t head_dim, const TokenGroup* groups,
+              uint32_t group_count, Pass* pass) {
+  // Offsets inside a group of 16 tokens; the group itself is at first_token * head_dim / 2.
+  TokenGroup v_groups[kChunkTokens / kGroupTokens];
+  for (uint32_t i = 0; i < group_count; ++i) {
+    v_groups[i].tile = groups[i].tile + uint64_t{groups[i].first_token} * head_dim / 2;
+  }
+  for (uint32_t block = 0; block < head_dim / 16; ++block) {
+    StoreWeights<true>(kRows, block, group_count * kGroupTokens, pass);
+    if constexpr (kRows <= 8) {
+      AddTileBlock<kRows, true, true>(v_groups, group_count, tiles.v.data_offset, block, pass);
+    } else {
+      AddTileBlock<kRows, true, false>(v_groups, group_count, tiles.v.data_offset, block, pass);
+      AddTileBlock<kRows, false, true>(v_groups, group_count, tiles.v.data_offset, block, pass);
+    }
+  }
+}
+
+// Adds V in BF16 rows. Registers of 32 dims of two tokens, interleaved.
+template <int kRows>
+void AddRowV(const std::byte* const* rows, uint32_t head_dim, uint32_t token_count, Pass* pass) {
+  constexpr int kStep = kRows < 8 ? kRows : 8;
+  StoreWeights<false>(kRows, 0, token_count, pass);
+  for (uint32_t dim = 0; dim < head_dim; dim += 32) {
+    const auto mask = static_cast<__mmask32>(head_dim - dim >= 32 ? ~0U : 0xFFFFU);
+    for (int first = 0; first < kRows; first += kStep) {
+      __m512 acc[kStep][2];
+      for (int row = 0; row < kStep; ++row) {
+        acc[row][0] = _mm512_load_ps(&pass->acc[first + row][dim]);
+        acc[row][1] = _mm512_load_ps(&pass->acc[first + row][dim + 16]);
+      }
+      for (uint32_t t = 0; t < token_count; t += 2) {
+        // The weight of a token beyond token_count is 0; it stands for the last one.
+        const std::byte* second = rows[t + 1 < token_count ? t + 1 : t];
+        const __m512i a = _mm512_maskz_loadu_epi16(mask, rows[t] + dim * 2);
+        const __m512i b = _mm512_maskz_loadu_epi16(mask, second + dim * 2);
+        const __m512i low = _mm512_unpacklo_epi16(a, b);
+        const __m512i high = _mm512_unpackhi_epi16(a, b);
+#pragma GCC unroll 8
+        for (int row = 0; row < kStep; ++row) {
+          const __m512i weight = _mm512_set1_epi32(LoadInt32(&pass->weights[first + row][t]));
+          acc[row][0] = DotBf16(acc[row][0], low, weight);
+          acc[row][1] = DotBf16(acc[row][1], high, weight);
+        }
+      }
+      for (int row = 0; row < kStep; ++row) {
+        _mm512_store_ps(&pass->acc[first + row][dim], acc[row][0]);
+        _mm512_store_ps(&pass->acc[first + row][dim + 16], acc[row][1]);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace kvtier::kernels::cpu
+
+#endif  // KVTIER_KERNELS_CPU_ATTEND_STEPS_AVX512_H_
