@@ -207,6 +207,15 @@ TEST_F(ClientFaultsTest, ConnectTellsWhyItIsRefused) {
   EXPECT_EQ(Client::Connect(options).status().code(), absl::StatusCode::kInternal);
 }
 
+TEST_F(ClientFaultsTest, ConnectHearsTheReasonOfAConnectionClosedAtOnce) {
+  daemon_->hooks.refuse = [] { return HandleStatus::kForbidden; };
+  // Whether the request or the refusal comes first is up to the scheduler.
+  for (int i = 0; i < 50; ++i) {
+    const auto client = Client::Connect(Options());
+    ASSERT_EQ(client.status().code(), absl::StatusCode::kPermissionDenied) << client.status();
+  }
+}
+
 TEST_F(ClientFaultsTest, ConnectGivesUpInTime) {
   daemon_->hangs = true;
   ClientOptions options = Options();

@@ -135,7 +135,13 @@ void FakeDaemon::ServeHandles() {
       }
     }
     if (polls[1].revents != 0) {
-      connections.emplace_back(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      UniqueFd connection(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      if (const auto status = hooks.refuse(); status.has_value()) {
+        const HandleReply reply = {.status = *status};
+        KVT_CHECK(::send(connection.get(), &reply, sizeof(reply), 0) == sizeof(reply));
+      } else {
+        connections.push_back(std::move(connection));
+      }
     }
     absl::MutexLock lock(&mutex_);
     handle_connection_count_ = static_cast<int>(connections.size());

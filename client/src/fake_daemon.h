@@ -13,6 +13,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -68,6 +69,8 @@ class Hook<Result(Arguments...)> {
 };
 
 struct FakeHooks {
+  // At each new handle connection: a status to send before closing it.
+  Hook<std::optional<HandleStatus>()> refuse;
   Hook<void(const HandleRequest&, HandleAnswer&)> handle;
   Hook<void(v1::OpenSessionResponse&)> open_session;
   Hook<void(v1::RegisterLayoutResponse&)> register_layout;

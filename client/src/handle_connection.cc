@@ -136,7 +136,10 @@ absl::StatusOr<SegmentHandle> HandleConnection::Exchange(const HandleRequest& re
   do {
     sent = ::send(socket_.get(), &request, sizeof(request), MSG_NOSIGNAL);
   } while (sent < 0 && errno == EINTR);
-  if (sent < 0) return ErrnoStatus(errno, "send on the handle socket");
+  // A daemon that refuses a connection says why and closes it, without waiting for a request.
+  if (sent < 0 && errno != EPIPE && errno != ECONNRESET) {
+    return ErrnoStatus(errno, "send on the handle socket");
+  }
   KVT_ASSIGN_OR_RETURN(UniqueFd fd, Receive(reply));
   out_of_step_ = false;
   KVT_RETURN_IF_ERROR(StatusOfReply(reply.status));
@@ -152,9 +155,12 @@ absl::StatusOr<UniqueFd> HandleConnection::Receive(HandleReply& reply) {
   message.msg_control = control.data();
   message.msg_controllen = control.size();
   ssize_t received;
+  bool reset = false;
   do {
     received = ::recvmsg(socket_.get(), &message, MSG_CMSG_CLOEXEC);
-  } while (received < 0 && errno == EINTR);
+    // The kernel tells once that the peer closed without reading, and then gives what it had sent.
+  } while (received < 0 &&
+           (errno == EINTR || (errno == ECONNRESET && !std::exchange(reset, true))));
   if (received < 0) {
     if (errno == EAGAIN || errno == EWOULDBLOCK) {
       return DeadlineExceeded("no answer on the handle socket");
