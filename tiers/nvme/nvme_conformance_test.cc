@@ -7,8 +7,7 @@ namespace {
 
 TierCase NvmeCase(const std::string& name, NvmeIoEngine io_engine, uint64_t attempt_bytes_max) {
   return {.name = name,
-          .create =
-              [=](const std::string& folder) -> std::unique_ptr<Tier> {
+          .create = [=](const std::string& folder) -> std::unique_ptr<Tier> {
             auto tier = NvmeTier::Create({.dir = folder,
                                           .capacity_bytes = 32 << 20,
                                           .segment_bytes = 4 << 20,

@@ -232,6 +232,8 @@ class NvmeTier::Impl {
   int transfer_count_ = 0;  // reads and writes of records
   int op_count_ = 0;        // all operations
   bool is_write_waiting_ = false;
+  // Something changed that an earlier step of this round has looked at.
+  bool wants_another_round_ = false;
   std::vector<Commit> written_;
   std::vector<Commit> sync_group_;
   std::vector<uint32_t> sync_segments_;

@@ -86,7 +86,7 @@ void NvmeTier::Impl::IoMain() {
       absl::MutexLock lock(&mutex_);
       if (health_.degraded) wait_ms = options_.heal_interval_ms;
     }
-    if (!injected_.empty()) wait_ms = 0;
+    if (!injected_.empty() || std::exchange(wants_another_round_, false)) wait_ms = 0;
     std::vector<nvme::IoEngine::Completion> completed = engine_->Wait(wait_ms);
     for (auto& completion : injected_) completed.push_back(std::move(completion));
     injected_.clear();

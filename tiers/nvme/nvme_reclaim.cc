@@ -180,7 +180,9 @@ void NvmeTier::Impl::RefillMoves(uint32_t victim_idx) {
     move_queue_.push_back(replica_id);
   }
   // Nothing left to move: reads or removals still pin it, and end by themselves.
-  if (move_queue_.empty()) segments_->ReleaseVictim(/*is_bad=*/false);
+  if (!move_queue_.empty()) return;
+  segments_->ReleaseVictim(/*is_bad=*/false);
+  wants_another_round_ = true;
 }
 
 void NvmeTier::Impl::StartMoveRead(std::unique_ptr<Move> move, const Location& at) {
@@ -321,6 +323,7 @@ void NvmeTier::Impl::StopMoves(bool victim_is_bad) {
   }
   moves_ready_.clear();
   move_queue_.clear();
+  wants_another_round_ = true;
   if (victim_is_bad) segments_->ReleaseVictim(/*is_bad=*/true);
 }
 
@@ -422,6 +425,7 @@ void NvmeTier::Impl::EndHeal(const absl::Status& status) {
     if (is_index_failed_) return;
     health_ = {};
   }
+  wants_another_round_ = true;
   spdlog::info("nvme: healthy again");
 }
 

@@ -173,7 +173,10 @@ void SegmentTable::Seal(Stream stream) {
 
 void SegmentTable::SealIfHead(uint32_t segment_idx) {
   for (const Stream stream : {Stream::kWrite, Stream::kMove}) {
-    if (heads_[Idx(stream)].segment_idx == segment_idx) Seal(stream);
+    if (heads_[Idx(stream)].segment_idx != segment_idx) continue;
+    // Its unused rest is worth bringing back.
+    segments_[segment_idx].filled_bytes = room_bytes();
+    Seal(stream);
   }
 }
 
