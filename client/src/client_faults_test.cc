@@ -204,7 +204,7 @@ TEST_F(ClientFaultsTest, ConnectTellsWhyItIsRefused) {
   EXPECT_EQ(Client::Connect(options).status().code(), absl::StatusCode::kResourceExhausted);
   daemon_->hooks.handle = nullptr;
   daemon_->hooks.open_session = [](v1::OpenSessionResponse& response) { response.clear_opened(); };
-  EXPECT_EQ(Client::Connect(options).status().code(), absl::StatusCode::kInternal);
+  EXPECT_EQ(Client::Connect(Options()).status().code(), absl::StatusCode::kInternal);
 }
 
 TEST_F(ClientFaultsTest, ConnectHearsTheReasonOfAConnectionClosedAtOnce) {
@@ -243,7 +243,7 @@ TEST_F(ClientFaultsTest, ConnectWaitsForADaemonThatIsStarting) {
 
 TEST_F(ClientFaultsTest, CallsEndAtTheirDeadlineAndTheSessionLivesOn) {
   ClientOptions options = Options();
-  options.control_timeout_ms = 100;
+  options.control_timeout_ms = 300;
   const auto client = Connect(options);
   const Namespace ns = Register(*client);
   daemon_->hangs = true;
@@ -254,11 +254,13 @@ TEST_F(ClientFaultsTest, CallsEndAtTheirDeadlineAndTheSessionLivesOn) {
 }
 
 TEST_F(ClientFaultsTest, AClientEndsWithoutWaitingForItsDaemon) {
-  auto client = Connect();
+  ClientOptions options = Options();
+  options.control_timeout_ms = 60'000;
+  auto client = Connect(options);
   daemon_->hangs = true;
   const absl::Time start = absl::Now();
   client.reset();
-  EXPECT_LT(absl::Now() - start, absl::Milliseconds(500));
+  EXPECT_LT(absl::Now() - start, absl::Seconds(5));
 }
 
 TEST_F(ClientFaultsTest, FindsTheDaemonAgainAfterARestart) {
