@@ -49,7 +49,8 @@ struct Entry {
   uint8_t candidate_mask = 0;
   uint8_t pinned_mask = 0;
   std::array<ReplicaId, kTierCount> replica{};
-  // Children with a replica (or a fill) on tier t or a faster one.
+  // Children with a replica (or a fill) on tier t or a faster one. A child on its way down counts
+  // as there already: so a chain leaves suffix first without waiting for each block.
   std::array<uint32_t, kTierCount> child_count{};
   uint32_t child_links = 0;
   uint32_t context_refs = 0;
@@ -65,6 +66,8 @@ struct Entry {
   uint64_t ranked_seq = 0;
   bool ranked_active = false;
   JobId job = 0;
+  // Where a demotion under way takes it.
+  size_t leaving_to = kNowhere;
   SessionId filler = 0;
 };
 
@@ -211,6 +214,8 @@ class StoreCore::Impl {
   // The chain `keys` after `parent` as entries, ghosts where unknown.
   std::vector<EntryIdx> ChainEntries(NamespaceIdx ns, EntryIdx parent, std::span<const Key> keys);
   static size_t FastestTier(const Entry& entry);
+  // The tier on which its parent counts it.
+  static size_t CountedTier(const Entry& entry);
   static uint8_t Residency(const Entry& entry);
   static bool Visible(const Entry& entry);
   // The memory tier that holds it, or kNowhere.
@@ -221,6 +226,7 @@ class StoreCore::Impl {
   BlockMeta Meta(const Entry& entry) const;
   void LinkParent(EntryIdx idx, EntryIdx parent);
   void SetReplica(EntryIdx idx, size_t tier, ReplicaId replica);
+  void SetLeaving(EntryIdx idx, size_t leaving_to);
   void CountInParent(EntryIdx parent, size_t old_tier, size_t new_tier);
   // Tells policy and counters what changed. After every change of an entry.
   void Refresh(EntryIdx idx);

@@ -58,6 +58,12 @@ size_t StoreCore::Impl::FastestTier(const Entry& entry) {
   return kNowhere;
 }
 
+size_t StoreCore::Impl::CountedTier(const Entry& entry) {
+  const size_t fastest = FastestTier(entry);
+  const bool leaving = entry.leaving_to != kNowhere && fastest < entry.leaving_to;
+  return leaving ? entry.leaving_to : fastest;
+}
+
 uint8_t StoreCore::Impl::Residency(const Entry& entry) {
   uint8_t bits = 0;
   for (size_t tier = 0; tier < kTierCount; ++tier) {
@@ -112,7 +118,7 @@ void StoreCore::Impl::LinkParent(EntryIdx idx, EntryIdx parent) {
   KVT_CHECK(entry.parent == kNoEntry && entry.depth == At(parent).depth + 1);
   entry.parent = parent;
   ++At(parent).child_links;
-  CountInParent(parent, kNowhere, FastestTier(entry));
+  CountInParent(parent, kNowhere, CountedTier(entry));
 }
 
 void StoreCore::Impl::CountInParent(EntryIdx parent, size_t old_tier, size_t new_tier) {
@@ -128,17 +134,24 @@ void StoreCore::Impl::CountInParent(EntryIdx parent, size_t old_tier, size_t new
   Refresh(parent);
 }
 
+void StoreCore::Impl::SetLeaving(EntryIdx idx, size_t leaving_to) {
+  Entry& entry = At(idx);
+  const size_t old_tier = CountedTier(entry);
+  entry.leaving_to = leaving_to;
+  CountInParent(entry.parent, old_tier, CountedTier(entry));
+}
+
 void StoreCore::Impl::SetReplica(EntryIdx idx, size_t tier, ReplicaId replica) {
   Entry& entry = At(idx);
   KVT_CHECK((entry.replica[tier] == kNoReplica) != (replica == kNoReplica));
-  const size_t old_tier = FastestTier(entry);
+  const size_t old_tier = CountedTier(entry);
   if (replica == kNoReplica && ((entry.pinned_mask >> tier) & 1) != 0) {
     counters_.tiers[tier].pinned_bytes -= entry.bytes;
     entry.pinned_mask = static_cast<uint8_t>(entry.pinned_mask & ~(1U << tier));
   }
   const bool counted_before = old_tier != kNowhere;
   entry.replica[tier] = replica;
-  const size_t new_tier = FastestTier(entry);
+  const size_t new_tier = CountedTier(entry);
   if (replica == kNoReplica) {
     --counters_.tiers[tier].block_count;
   } else {

@@ -120,7 +120,7 @@ void StoreCore::Impl::CheckInvariants() const {
     for (size_t tier = 0; tier < kTierCount; ++tier) {
       if (entry.replica[tier] != kNoReplica) ++block_count[tier];
       if (IsPinned(entry, tier)) pinned_bytes[tier] += entry.bytes;
-      if (entry.parent != kNoEntry && FastestTier(entry) <= tier) {
+      if (entry.parent != kNoEntry && CountedTier(entry) <= tier) {
         ++child_count[entry.parent][tier];
       }
     }

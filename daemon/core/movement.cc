@@ -197,6 +197,7 @@ void StoreCore::Impl::StartTransfer(Job job, Effects* effects) {
   job.footprint = tiers_[source]->FootprintBytes(entry.bytes);
   if (job.purpose == Purpose::kDemote || job.purpose == Purpose::kPause) {
     leaving_bytes_[source] += job.footprint;
+    SetLeaving(job.entry, job.target);
   }
   LinkState& link = links_[source][job.target];
   if (link.counters.inflight_count++ == 0) link.busy_since_ms = now_ms_;

@@ -16,6 +16,7 @@ void StoreCore::Impl::OnTransferDone(JobId id, const absl::Status& status, TimeM
   entry.job = 0;
   if (job.purpose == Purpose::kDemote || job.purpose == Purpose::kPause) {
     leaving_bytes_[job.source] -= job.footprint;
+    SetLeaving(job.entry, kNowhere);
   }
   CountTransfer(job, status, now_ms);
   const bool was_in_hbm = entry.replica[kHbm] != kNoReplica;

@@ -187,6 +187,15 @@ TEST_F(StoreCoreTest, FullHbmDemotesTheColdestLeafToHostAndThenToNvme) {
   EXPECT_EQ(Lookup(c), (std::vector<uint8_t>{kResidentHbm, kResidentHbm}));
 }
 
+TEST_F(StoreCoreTest, ColdestChainLeavesWholeBeforeAWarmerOneLosesItsEnd) {
+  Start(4, 4, 8);
+  Put(Chain(1, 2));
+  Put(Chain(2, 2));
+  Put(Chain(3, 2));
+  EXPECT_EQ(Lookup(Chain(1, 2)), (std::vector<uint8_t>{kResidentHost, kResidentHost}));
+  EXPECT_EQ(Lookup(Chain(2, 2)), (std::vector<uint8_t>{kResidentHbm, kResidentHbm}));
+}
+
 // The ends of all chains on hbm, the rest of them on host: neither tier alone has a way out.
 TEST_F(StoreCoreTest, HbmGoesPastAHostFullOfPrefixes) {
   Start(2, 2, 8);
