@@ -6,8 +6,8 @@ namespace kvtier::policy {
 
 absl::StatusOr<Admission> ParseAdmission(std::string_view name) {
   if (name == "all") return Admission::kAll;
-  if (name == "seen-again") return Admission::kSeenAgain;
-  return Invalid("admission \"%s\" is unknown; use \"all\" or \"seen-again\"", name);
+  if (name == "seen_again") return Admission::kSeenAgain;
+  return Invalid("admission \"%s\" is unknown; use \"all\" or \"seen_again\"", name);
 }
 
 bool Admit(Admission admission, const BlockFacts& facts) {

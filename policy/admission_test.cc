@@ -8,11 +8,11 @@ namespace {
 
 TEST(Admission, ParsesEveryName) {
   EXPECT_EQ(*ParseAdmission("all"), Admission::kAll);
-  EXPECT_EQ(*ParseAdmission("seen-again"), Admission::kSeenAgain);
+  EXPECT_EQ(*ParseAdmission("seen_again"), Admission::kSeenAgain);
 }
 
 TEST(Admission, RejectsUnknownNamesAndNamesThem) {
-  for (const char* name : {"", "ALL", "seen_again", "all "}) {
+  for (const char* name : {"", "ALL", "seen-again", "all "}) {
     const auto admission = ParseAdmission(name);
     EXPECT_EQ(admission.status().code(), absl::StatusCode::kInvalidArgument) << name;
     EXPECT_NE(admission.status().ToString().find(name), std::string::npos) << name;

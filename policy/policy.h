@@ -33,9 +33,9 @@ struct BlockFacts {
   bool in_active_context = false;
 };
 
-// Ranks the blocks that may leave each tier. Single-thread (its owner's lock). A candidate is a block
-// with a replica on the tier, not pinned, and with no child on that tier or a faster one: the caller
-// adds and removes candidates as these facts change, so a suffix always goes before its prefix.
+// Ranks the blocks that may leave each tier. Single-thread (its owner's lock). A candidate is a
+// block with a replica on the tier, not pinned, and with no child on that tier or a faster one: the
+// caller adds and removes candidates as these change, so a suffix always goes before its prefix.
 class EvictionPolicy {
  public:
   virtual ~EvictionPolicy() = default;
@@ -63,7 +63,8 @@ enum class Admission : uint8_t {
 absl::StatusOr<Admission> ParseAdmission(std::string_view name);
 bool Admit(Admission admission, const BlockFacts& facts);
 
-// Demotion starts above `high` and goes on down to `low`, as shares of capacity, 0 < low <= high <= 1.
+// Demotion starts above `high` and goes on down to `low`; both are shares of capacity, with
+// 0 < low <= high <= 1.
 struct Watermarks {
   double high = 0.95;
   double low = 0.90;

@@ -14,7 +14,6 @@ namespace kvtier::internal {
 }  // namespace kvtier::internal
 
 // Aborts on a programmer error, in release builds too. Never on user, disk or network input.
-#define KVT_CHECK(condition)                                                   \
-  (static_cast<bool>(condition)                                                \
-       ? static_cast<void>(0)                                                  \
-       : ::kvtier::internal::CheckFailed(__FILE__, __LINE__, #condition))
+#define KVT_CHECK(condition)                           \
+  (static_cast<bool>(condition) ? static_cast<void>(0) \
+                                : ::kvtier::internal::CheckFailed(__FILE__, __LINE__, #condition))

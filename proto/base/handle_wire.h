@@ -8,8 +8,8 @@
 //   client -> daemon  HandleRequest{kGetSegment, ...}       daemon -> client  HandleReply + one fd
 //
 // The connection belongs to the session opened with its token. The client keeps it open for as long
-// as the process may touch mapped slots: after the session has ended, its slots are reused only once
-// this connection is closed (the kernel closes it when the process dies).
+// as the process may touch mapped slots: after the session has ended, its slots are reused only
+// once this connection is closed (the kernel closes it when the process dies).
 #pragma once
 
 #include <cstdint>

@@ -70,8 +70,8 @@ class FieldHasher {
 NamespaceHash HashNamespace(std::string_view tenant, const LayoutFingerprint& layout,
                             std::string_view adapter, std::string_view salt);
 
-// Hash of ("kvtier-block-1", namespace, parent key or empty, token ids as u32 little-endian, extra).
-// `extra` carries what else fixes the block's content, e.g. multimodal item hashes.
+// Hash of ("kvtier-block-1", namespace, parent key or empty, token ids as u32 little-endian,
+// extra). `extra` carries what else fixes the block's content, e.g. multimodal item hashes.
 Key HashBlock(const NamespaceHash& ns, const std::optional<Key>& parent,
               std::span<const uint32_t> token_ids, std::string_view extra = {});
 

@@ -33,8 +33,8 @@ absl::Status CheckRank(const char* name, uint32_t rank, uint32_t size) {
 }
 
 uint64_t AttentionBlockBytes(const Layout& layout) {
-  const uint64_t values = 2ULL * layout.layer_count * layout.kv_head_count *
-                          layout.block_tokens * layout.head_dim;
+  const uint64_t values =
+      2ULL * layout.layer_count * layout.kv_head_count * layout.block_tokens * layout.head_dim;
   switch (layout.codec) {
     case Codec::kNvfp4:
       return values / 16 * 9;  // 8 code bytes and 1 scale byte per 16 values

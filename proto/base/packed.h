@@ -65,8 +65,7 @@ std::string PackRecords(std::span<const Record> records) {
 absl::Status CheckPacked(std::string_view packed, size_t record_bytes, std::string_view field);
 
 template <typename Record>
-absl::StatusOr<std::vector<Record>> UnpackRecords(std::string_view packed,
-                                                  std::string_view field) {
+absl::StatusOr<std::vector<Record>> UnpackRecords(std::string_view packed, std::string_view field) {
   static_assert(std::is_trivially_copyable_v<Record>);
   if (absl::Status status = CheckPacked(packed, sizeof(Record), field); !status.ok()) return status;
   std::vector<Record> records(packed.size() / sizeof(Record));

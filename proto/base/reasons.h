@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Stable reasons of kvtier errors: google.rpc.ErrorInfo.reason, domain "kvtier". Programs may branch
-// on them; messages are for people and may change.
+// Stable reasons of kvtier errors: google.rpc.ErrorInfo.reason, domain "kvtier". Programs may
+// branch on them; messages are for people and may change.
 #pragma once
 
 #include <string>

@@ -32,10 +32,10 @@ absl::Status StatusOf(absl::StatusCode code, const absl::FormatSpec<Args...>& fo
 // Each names its code: INVALID_ARGUMENT is the caller's bug, FAILED_PRECONDITION a state to mend
 // first, UNAVAILABLE worth repeating as it is, ABORTED worth repeating from the start of the
 // sequence, RESOURCE_EXHAUSTED full, DATA_LOSS a failed checksum.
-#define KVTIER_STATUS_FUNCTION(Name, kCode)                                             \
-  template <typename... Args>                                                           \
-  absl::Status Name(const absl::FormatSpec<Args...>& format, const Args&... args) {     \
-    return absl::Status(absl::StatusCode::kCode, absl::StrFormat(format, args...));     \
+#define KVTIER_STATUS_FUNCTION(Name, kCode)                                         \
+  template <typename... Args>                                                       \
+  absl::Status Name(const absl::FormatSpec<Args...>& format, const Args&... args) { \
+    return absl::Status(absl::StatusCode::kCode, absl::StrFormat(format, args...)); \
   }
 KVTIER_STATUS_FUNCTION(Invalid, kInvalidArgument)
 KVTIER_STATUS_FUNCTION(FailedPrecondition, kFailedPrecondition)
@@ -59,10 +59,10 @@ absl::Status Annotate(const absl::Status& status, std::string_view context);
 
 }  // namespace kvtier
 
-#define KVT_RETURN_IF_ERROR(expression)                    \
-  do {                                                     \
-    absl::Status kvt_status_ = (expression);               \
-    if (!kvt_status_.ok()) return kvt_status_;             \
+#define KVT_RETURN_IF_ERROR(expression)        \
+  do {                                         \
+    absl::Status kvt_status_ = (expression);   \
+    if (!kvt_status_.ok()) return kvt_status_; \
   } while (false)
 
 #define KVT_CONCAT_INNER(a, b) a##b
