@@ -42,7 +42,8 @@ v1::GetTiersResponse Tiers(const DaemonProcess& daemon) {
 
 uint64_t PinnedBytes(const DaemonProcess& daemon) {
   uint64_t bytes = 0;
-  for (const auto& tier : Tiers(daemon).tiers()) {
+  const auto response = Tiers(daemon);
+  for (const auto& tier : response.tiers()) {
     bytes += tier.pinned_bytes() + tier.quarantined_bytes();
   }
   return bytes;
@@ -194,7 +195,8 @@ TEST_F(FailureTableTest, FlippedBytesOnDiskAreMissesAndCounted) {
   EXPECT_GT(read.missing, 0U);
   EXPECT_GT(read.right, 200U);
   uint64_t corrupt = 0;
-  for (const auto& tier : Tiers(*daemon_).tiers()) corrupt += tier.corrupt_block_count();
+  const auto tiers = Tiers(*daemon_);
+  for (const auto& tier : tiers.tiers()) corrupt += tier.corrupt_block_count();
   EXPECT_GT(corrupt, 0U);
   // The bad entries are gone: they can be put again.
   Put(400);
@@ -215,7 +217,8 @@ TEST_F(FailureTableTest, DiskFullDegradesOnlyNvmeAndHealsAlone) {
   Connect();
   Put(2400);
   const auto nvme_degraded = [&] {
-    for (const auto& tier : Tiers(*daemon_).tiers()) {
+    const auto response = Tiers(*daemon_);
+    for (const auto& tier : response.tiers()) {
       if (tier.tier() == v1::TIER_NVME) return tier.degraded();
     }
     return false;
@@ -252,25 +255,25 @@ TEST_F(FailureTableTest, IndexDamagedIsSetAsideAndRebuiltFromRecords) {
   EXPECT_EQ(read.right, 400U);
 }
 
-TEST_F(FailureTableTest, MemoryFullOfLeasesIsExhaustedNotAHang) {
-  StartDaemon({"--nvme.enabled=false"});
-  std::vector<client::Lease> leases;
-  for (uint32_t chain = 0; chain < 200; ++chain) {
-    const auto keys = MakeChain(ns_, 1000 + chain, 8);
-    auto fill = client_->Reserve(ns_, std::nullopt, keys);
+TEST_F(FailureTableTest, MemoryFullOfFillsIsExhaustedNotAHang) {
+  StartDaemon();
+  auto impatient = client::Client::Connect(
+      {.run_dir = daemon_->run_dir(), .client_name = "test", .transfer_timeout_ms = 500});
+  ASSERT_TRUE(impatient.ok());
+  const auto ns = (*impatient)->RegisterLayout(SmallLayout());
+  std::vector<client::Fill> fills;
+  bool exhausted = false;
+  for (uint32_t chain = 0; chain < 100 && !exhausted; ++chain) {
+    auto fill = (*impatient)->Reserve(*ns, std::nullopt, MakeChain(*ns, 1000 + chain, 8));
     ASSERT_TRUE(fill.ok()) << fill.status();
-    const bool exhausted =
-        std::any_of(fill->blocks.begin(), fill->blocks.end(),
-                    [](const auto& block) { return block.status == BlockStatus::kExhausted; });
-    ASSERT_TRUE(client_->Commit(ns_, *fill).ok());
-    if (exhausted) {
-      leases.clear();
-      EXPECT_EQ(*PutChain(client_.get(), ns_, keys), 8U) << "room after the leases ended";
-      return;
-    }
-    leases.push_back(*client_->Acquire(ns_, keys));
+    exhausted = fill->blocks.back().status == BlockStatus::kExhausted;
+    fills.push_back(std::move(*fill));
   }
-  FAIL() << "memory never filled up";
+  ASSERT_TRUE(exhausted);
+  EXPECT_TRUE((*impatient)->Lookup(*ns, MakeChain(*ns, 1000, 8)).ok()) << "others are served";
+  for (const client::Fill& fill : fills) ASSERT_TRUE((*impatient)->Abort(*ns, fill).ok());
+  EXPECT_EQ(PinnedBytes(*daemon_), 0U);
+  EXPECT_EQ(*PutChain(client_.get(), ns_, MakeChain(ns_, 3, 8)), 8U);
 }
 
 TEST_F(FailureTableTest, SecondDaemonOnTheSameDirectoryRefusesAndTheFirstServes) {
@@ -311,7 +314,8 @@ TEST_F(FailureTableTest, AcquireOfMemoryBlocksCopiesNothing) {
   Put(32);
   const auto moved = [&] {
     uint64_t bytes = 0;
-    for (const auto& link : Tiers(*daemon_).links()) bytes += link.moved_bytes();
+    const auto response = Tiers(*daemon_);
+    for (const auto& link : response.links()) bytes += link.moved_bytes();
     return bytes;
   };
   const uint64_t before = moved();
