@@ -4,6 +4,7 @@
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <ctime>
@@ -56,8 +57,7 @@ spdlog::logger& Logger() {
   return *logger;
 }
 
-std::string NowText() {
-  const auto now = std::chrono::system_clock::now();
+std::string TimeText(std::chrono::system_clock::time_point now) {
   const std::time_t seconds = std::chrono::system_clock::to_time_t(now);
   const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(
                       now - std::chrono::system_clock::from_time_t(seconds))
@@ -99,18 +99,50 @@ std::string FormatLogLine(bool json, LogLevel level, std::string_view time,
   return line;
 }
 
+namespace {
+
+LogLevel FromSpdlog(spdlog::level::level_enum level) {
+  if (level >= spdlog::level::err) return LogLevel::kError;
+  if (level == spdlog::level::warn) return LogLevel::kWarning;
+  return level == spdlog::level::info ? LogLevel::kInfo : LogLevel::kDebug;
+}
+
+// Gives the lines of the layers below, which use spdlog's default logger, the form of ours.
+class LineFormatter final : public spdlog::formatter {
+ public:
+  void format(const spdlog::details::log_msg& message, spdlog::memory_buf_t& line) override {
+    const std::string text =
+        FormatLogLine(json_lines, FromSpdlog(message.level), TimeText(message.time),
+                      {message.payload.data(), message.payload.size()}, {}) +
+        "\n";
+    line.append(text.data(), text.data() + text.size());
+  }
+  std::unique_ptr<spdlog::formatter> clone() const override {
+    return std::make_unique<LineFormatter>();
+  }
+};
+
+}  // namespace
+
 void SetUpLog(const LogConfig& config) {
   json_lines = config.format == "json";
+  auto below =
+      std::make_shared<spdlog::logger>("tiers", std::make_shared<spdlog::sinks::stderr_sink_mt>());
+  below->set_formatter(std::make_unique<LineFormatter>());
   for (const LogLevel level :
        {LogLevel::kDebug, LogLevel::kInfo, LogLevel::kWarning, LogLevel::kError}) {
-    if (LevelName(level) == config.level) Logger().set_level(ToSpdlog(level));
+    if (LevelName(level) != config.level) continue;
+    Logger().set_level(ToSpdlog(level));
+    below->set_level(ToSpdlog(level));
   }
+  spdlog::set_default_logger(std::move(below));
 }
 
 void Log(LogLevel level, std::string_view message, std::initializer_list<LogField> fields) {
   spdlog::logger& logger = Logger();
   if (!logger.should_log(ToSpdlog(level))) return;
-  const std::string line = FormatLogLine(json_lines, level, NowText(), message, fields);
+  const std::string line =
+      FormatLogLine(json_lines, level, TimeText(std::chrono::system_clock::now()), message, fields);
   // As one string: spdlog must not look for placeholders in it.
   logger.log(ToSpdlog(level), spdlog::string_view_t(line));
 }

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "daemon/admin_service.h"
+
+#include <unistd.h>
+
+#include <array>
+#include <utility>
+
+#include "daemon/answer.h"
+#include "daemon/monotonic.h"
+#include "daemon/requests.h"
+#include "proto/base/packed.h"
+#include "proto/base/reasons.h"
+#include "proto/base/status_util.h"
+#include "proto/base/version.h"
+
+namespace kvtier {
+namespace {
+
+constexpr std::array kTiers = {TierId::kHbm, TierId::kHost, TierId::kNvme};
+constexpr uint32_t kContextsDefault = 1000;
+constexpr uint32_t kContextsMax = 10'000;
+
+void FillStore(const core::CoreCounters& counters, v1::StoreStats* store) {
+  store->set_lookup_block_count(counters.lookup_block_count);
+  store->set_lookup_hit_block_count(counters.lookup_hit_block_count);
+  store->set_committed_block_count(counters.committed_block_count);
+  store->set_committed_bytes(counters.committed_bytes);
+  store->set_acquired_in_place_block_count(counters.acquired_in_place_block_count);
+  store->set_acquired_after_read_block_count(counters.acquired_after_read_block_count);
+  store->set_lease_count(counters.lease_count);
+  store->set_pending_fill_count(counters.pending_fill_count);
+  store->set_admission_rejected_block_count(counters.admission_rejected_block_count);
+}
+
+void FillLinks(const core::CoreCounters& counters, v1::GetTiersResponse* response) {
+  for (const TierId source : kTiers) {
+    for (const TierId target : kTiers) {
+      if (source == target) continue;
+      const core::LinkCounters& link =
+          counters.links[static_cast<size_t>(source)][static_cast<size_t>(target)];
+      v1::LinkStats* stats = response->add_links();
+      stats->set_source(TierToProto(source));
+      stats->set_target(TierToProto(target));
+      stats->set_moved_bytes(link.moved_bytes);
+      stats->set_moved_block_count(link.moved_block_count);
+      stats->set_failed_block_count(link.failed_block_count);
+      stats->set_inflight_count(link.inflight_count);
+    }
+  }
+}
+
+void FillBlock(const core::BlockSummary& block, v1::BlockInfo* info) {
+  info->set_key(std::string(block.key.AsBytes()));
+  info->set_depth(block.depth);
+  info->set_bytes(block.bytes);
+  if ((block.residency & kResidentHbm) != 0) info->add_tiers(v1::TIER_HBM);
+  if ((block.residency & kResidentHost) != 0) info->add_tiers(v1::TIER_HOST);
+  if ((block.residency & kResidentNvme) != 0) info->add_tiers(v1::TIER_NVME);
+  info->set_lease_count(block.lease_count);
+  info->set_use_count(block.use_count);
+  info->set_state(block.pending ? "pending" : block.residency != 0 ? "committed" : "missing");
+}
+
+}  // namespace
+
+AdminService::AdminService(Options options, Store* store, const TenantTable* tenants)
+    : options_(std::move(options)), started_ms_(MonotonicMs()), store_(store), tenants_(tenants) {}
+
+core::CoreCounters AdminService::Counters() {
+  return store_->Run(
+      [](core::StoreCore& core, core::TimeMs, core::Effects*) { return core.Counters(); });
+}
+
+AdminService::Unary* AdminService::GetStatus(Context* context, const v1::GetStatusRequest*,
+                                             v1::GetStatusResponse* response) {
+  const core::CoreCounters counters = Counters();
+  response->set_version(kVersion);
+  response->set_uptime_ms(MonotonicMs() - started_ms_);
+  response->set_device(options_.device);
+  response->set_io_engine(options_.io_engine);
+  response->set_session_count(counters.session_count);
+  response->set_context_count(counters.context_count);
+  response->set_block_count(counters.block_count);
+  response->set_pid(static_cast<uint32_t>(getpid()));
+  response->set_draining(draining_);
+  for (const TierId id : kTiers) {
+    const Tier* const tier = store_->tiers().At(id);
+    if (tier == nullptr) continue;
+    const TierHealth health = tier->Health();
+    v1::TierHealth* info = response->add_tier_healths();
+    info->set_tier(TierToProto(id));
+    info->set_degraded(health.degraded);
+    info->set_reason(health.reason);
+  }
+  return FinishNow(context, absl::OkStatus(), options_.epoch, response);
+}
+
+void AdminService::FillTier(TierId id, const core::TierCounters& counters,
+                            v1::GetTiersResponse* response) const {
+  const Tier* const tier = store_->tiers().At(id);
+  if (tier == nullptr) return;
+  const TierUsage usage = tier->Usage();
+  v1::TierStats* stats = response->add_tiers();
+  stats->set_tier(TierToProto(id));
+  stats->set_capacity_bytes(usage.capacity_bytes);
+  stats->set_used_bytes(usage.used_bytes);
+  stats->set_block_count(counters.block_count);
+  stats->set_pinned_bytes(counters.pinned_bytes);
+  stats->set_quarantined_bytes(counters.quarantined_bytes);
+  stats->set_hit_block_count(counters.hit_block_count);
+  stats->set_evicted_block_count(counters.evicted_block_count);
+  stats->set_corrupt_block_count(counters.corrupt_block_count);
+  stats->set_degraded(tier->Health().degraded);
+  if (id == TierId::kNvme) stats->set_physical_bytes(usage.physical_bytes);
+}
+
+AdminService::Unary* AdminService::GetTiers(Context* context, const v1::GetTiersRequest*,
+                                            v1::GetTiersResponse* response) {
+  const core::CoreCounters counters = Counters();
+  for (const TierId id : kTiers) FillTier(id, counters.tiers[static_cast<size_t>(id)], response);
+  FillLinks(counters, response);
+  FillStore(counters, response->mutable_store());
+  return FinishNow(context, absl::OkStatus(), options_.epoch, response);
+}
+
+AdminService::Unary* AdminService::ListContexts(Context* context,
+                                                const v1::ListContextsRequest* request,
+                                                v1::ListContextsResponse* response) {
+  const uint32_t limit = request->limit() == 0 ? kContextsDefault : request->limit();
+  if (limit > kContextsMax) {
+    return FinishNow(
+        context,
+        WithReason(Invalid("limit: %d, more than %d", limit, kContextsMax), reason::kBadArgument),
+        options_.epoch, response);
+  }
+  core::TimeMs now_ms = 0;
+  const std::vector<core::ContextSummary> contexts =
+      store_->Run([&](core::StoreCore& core, core::TimeMs run_ms, core::Effects*) {
+        now_ms = run_ms;
+        response->set_total_count(core.Counters().context_count);
+        return core.Contexts(limit);
+      });
+  for (const core::ContextSummary& summary : contexts) {
+    v1::ContextInfo* info = response->add_contexts();
+    info->set_context(summary.name);
+    info->set_tenant(tenants_->Name(summary.owner));
+    info->set_state(summary.active ? "active" : "paused");
+    info->set_block_count(summary.block_count);
+    info->set_hbm_block_count(summary.tier_block_count[0]);
+    info->set_host_block_count(summary.tier_block_count[1]);
+    info->set_nvme_block_count(summary.tier_block_count[2]);
+    info->set_missing_block_count(summary.missing_block_count);
+    info->set_idle_ms(now_ms - summary.last_use_ms);
+  }
+  return FinishNow(context, absl::OkStatus(), options_.epoch, response);
+}
+
+absl::StatusOr<std::vector<core::BlockSummary>> AdminService::FindBlocks(
+    const v1::WhereRequest& request) {
+  if (request.context().empty() == request.key().empty()) {
+    return WithReason(Invalid("context, key: one of the two must be set"), reason::kBadArgument);
+  }
+  if (!request.context().empty()) {
+    return store_->Run([&](core::StoreCore& core, core::TimeMs, core::Effects*) {
+      return core.WhereContext(request.context());
+    });
+  }
+  const absl::StatusOr<Key> key = Key::FromBytes(request.key());
+  if (!key.ok()) return WithReason(Annotate(key.status(), "key"), reason::kBadArgument);
+  return store_->Run(
+      [&](core::StoreCore& core, core::TimeMs, core::Effects*) { return core.WhereKey(*key); });
+}
+
+AdminService::Unary* AdminService::Where(Context* context, const v1::WhereRequest* request,
+                                         v1::WhereResponse* response) {
+  const absl::StatusOr<std::vector<core::BlockSummary>> blocks = FindBlocks(*request);
+  if (blocks.ok()) {
+    for (const core::BlockSummary& block : *blocks) FillBlock(block, response->add_blocks());
+  }
+  return FinishNow(context, blocks.status(), options_.epoch, response);
+}
+
+AdminService::Unary* AdminService::Flush(Context* context, const v1::FlushRequest*,
+                                         v1::FlushResponse* response) {
+  response->set_epoch(options_.epoch);
+  auto* call = new WaitingCall(context);  // deletes itself
+  const core::TimeMs deadline_ms = DeadlineMs(*context, kDefaultTransferDeadlineMs);
+  store_->Run([&](core::StoreCore& core, core::TimeMs now_ms, core::Effects* effects) {
+    core.Flush(
+        deadline_ms, now_ms,
+        [call, response](absl::StatusOr<uint64_t> flushed) {
+          if (flushed.ok()) response->set_flushed_block_count(*flushed);
+          call->Answer(flushed.status());
+        },
+        effects);
+  });
+  return call;
+}
+
+}  // namespace kvtier

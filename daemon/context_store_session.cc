@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// ContextStoreService: sessions, layouts, streams.
+#include "daemon/answer.h"
+#include "daemon/context_store_service.h"
+#include "daemon/read_stream.h"
+#include "daemon/session_stream.h"
+#include "daemon/write_stream.h"
+#include "proto/base/layout.h"
+#include "proto/base/reasons.h"
+#include "proto/base/status_util.h"
+#include "proto/rpc/layout_proto.h"
+
+namespace kvtier {
+namespace {
+
+constexpr size_t kAdapterBytesMax = 256;
+constexpr size_t kSaltBytesMax = 256;
+
+}  // namespace
+
+grpc::ServerWriteReactor<v1::OpenSessionResponse>* ContextStoreService::OpenSession(
+    Context* /*context*/, const v1::OpenSessionRequest* request) {
+  return SessionStream::Start(service_, *request);
+}
+
+grpc::ServerReadReactor<v1::WriteRequest>* ContextStoreService::Write(Context* context,
+                                                                      v1::WriteResponse* response) {
+  return WriteStream::Start(service_, context, response);
+}
+
+grpc::ServerWriteReactor<v1::ReadResponse>* ContextStoreService::Read(
+    Context* context, const v1::ReadRequest* request) {
+  return ReadStream::Start(service_, context, *request);
+}
+
+absl::StatusOr<core::SessionId> ContextStoreService::CoreSession(uint64_t session_id) const {
+  KVT_ASSIGN_OR_RETURN(const SessionTable::Session session, service_.sessions->Find(session_id));
+  return session.core_id;
+}
+
+absl::Status ContextStoreService::Do(const v1::RegisterLayoutRequest& request,
+                                     v1::RegisterLayoutResponse* response) {
+  KVT_ASSIGN_OR_RETURN(const SessionTable::Session session,
+                       service_.sessions->Find(request.session_id()));
+  KVT_RETURN_IF_ERROR(CheckTextBytes(request.adapter(), kAdapterBytesMax, "adapter"));
+  KVT_RETURN_IF_ERROR(CheckTextBytes(request.salt(), kSaltBytesMax, "salt"));
+  absl::StatusOr<Layout> layout = LayoutFromProto(request.layout());
+  if (!layout.ok()) return WithReason(layout.status(), reason::kBadArgument);
+  core::NamespaceSpec spec;
+  spec.layout = layout->Fingerprint();
+  spec.block_bytes = layout->BlockBytes();
+  spec.hash = HashNamespace(service_.tenants->Name(session.owner), spec.layout, request.adapter(),
+                            request.salt());
+  KVT_ASSIGN_OR_RETURN(
+      const core::NamespaceIdx ns,
+      service_.store->Run([&](core::StoreCore& core, core::TimeMs, core::Effects*) {
+        return core.OpenNamespace(session.core_id, spec);
+      }));
+  KVT_RETURN_IF_ERROR(service_.sessions->AddNamespace(request.session_id(), ns, spec));
+  response->set_namespace_id(ns);
+  response->set_namespace_hash(std::string(spec.hash.AsBytes()));
+  response->set_layout_fingerprint(std::string(spec.layout.AsBytes()));
+  response->set_block_bytes(spec.block_bytes);
+  return absl::OkStatus();
+}
+
+ContextStoreService::Unary* ContextStoreService::RegisterLayout(
+    Context* context, const v1::RegisterLayoutRequest* request,
+    v1::RegisterLayoutResponse* response) {
+  return FinishNow(context, Do(*request, response), service_.epoch, response);
+}
+
+}  // namespace kvtier

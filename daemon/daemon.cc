@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "daemon/daemon.h"
+
+#include <grpc/grpc.h>
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/security/server_credentials.h>
+#include <grpcpp/server_builder.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <utility>
+
+#include "absl/synchronization/notification.h"
+#include "daemon/log.h"
+#include "daemon/monotonic.h"
+#include "daemon/random_bytes.h"
+#include "daemon/requests.h"
+#include "policy/policy.h"
+#include "proto/base/status_util.h"
+
+namespace kvtier {
+namespace {
+
+constexpr char kDevice[] = "cpu";
+constexpr char kServiceName[] = "kvtier.v1.ContextStoreService";
+constexpr uint32_t kAdminSocketMode = 0600;
+// Write and Read streams at once; each holds one message of at most 4 MiB.
+constexpr uint32_t kDataStreamsMax = 64;
+// Ids count up from a random start below this, and never come near the end of 64 bits.
+constexpr uint64_t kFirstIdMask = (1ULL << 62) - 1;
+// Of the time to stop: what closing sockets and tiers may take.
+constexpr uint64_t kCloseMsMax = 1000;
+
+NvmeIoEngine ParseIoEngine(const std::string& name) {
+  if (name == "io_uring") return NvmeIoEngine::kIoUring;
+  if (name == "pread") return NvmeIoEngine::kPread;
+  return NvmeIoEngine::kAuto;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Config& config) {
+  KVT_ASSIGN_OR_RETURN(RunDir run_dir, RunDir::Lock(config.server.run_dir));
+  std::unique_ptr<Daemon> daemon(new Daemon(config, std::move(run_dir)));
+  KVT_RETURN_IF_ERROR(daemon->OpenTiers());
+  KVT_RETURN_IF_ERROR(daemon->OpenStore());
+  KVT_RETURN_IF_ERROR(daemon->Listen());
+  return daemon;
+}
+
+Daemon::Daemon(const Config& config, RunDir run_dir)
+    : config_(config),
+      epoch_(RandomNonZero()),
+      tenants_(config, geteuid()),
+      run_dir_(std::move(run_dir)) {}
+
+Daemon::~Daemon() { Stop(); }
+
+absl::Status Daemon::OpenTiers() {
+  KVT_ASSIGN_OR_RETURN(hbm_, MemoryTier::Create({.id = TierId::kHbm,
+                                                 .capacity_bytes = config_.hbm.capacity_bytes,
+                                                 .segment_bytes = config_.hbm.segment_bytes}));
+  KVT_ASSIGN_OR_RETURN(host_, MemoryTier::Create({.id = TierId::kHost,
+                                                  .capacity_bytes = config_.host.capacity_bytes,
+                                                  .segment_bytes = config_.host.segment_bytes}));
+  if (!config_.nvme.enabled) return absl::OkStatus();
+  KVT_RETURN_IF_ERROR(MakeDirectory(config_.server.data_dir));
+  NvmeOptions options;
+  options.dir = config_.server.data_dir + "/nvme";
+  options.capacity_bytes = config_.nvme.capacity_bytes;
+  options.segment_bytes = config_.nvme.segment_bytes;
+  options.io_engine = ParseIoEngine(config_.nvme.io_engine);
+  KVT_ASSIGN_OR_RETURN(nvme_, NvmeTier::Create(options));
+  return absl::OkStatus();
+}
+
+absl::Status Daemon::OpenStore() {
+  Store::Options options;
+  options.core.watermarks = {{
+      {.high = config_.hbm.high_watermark, .low = config_.hbm.low_watermark},
+      {.high = config_.host.high_watermark, .low = config_.host.low_watermark},
+      {.high = config_.nvme.high_watermark, .low = config_.nvme.low_watermark},
+  }};
+  KVT_ASSIGN_OR_RETURN(options.core.nvme_admission, policy::ParseAdmission(config_.nvme.admission));
+  // Every data stream is a session of its own towards the core.
+  options.core.sessions_max = config_.server.sessions_max + kDataStreamsMax;
+  options.core.first_id = (RandomNonZero() & kFirstIdMask) | 1;
+  KVT_ASSIGN_OR_RETURN(
+      store_, Store::Open(options, {.hbm = hbm_.get(), .host = host_.get(), .nvme = nvme_.get()}));
+  Log(LogLevel::kInfo, "tiers open",
+      {{"hbm_bytes", config_.hbm.capacity_bytes},
+       {"host_bytes", config_.host.capacity_bytes},
+       {"nvme_bytes", nvme_ == nullptr ? 0 : config_.nvme.capacity_bytes},
+       {"io_engine", nvme_ == nullptr ? "" : nvme_->Stats().io_engine},
+       {"recovered_blocks", store_->recovered_block_count()}});
+  return absl::OkStatus();
+}
+
+absl::Status Daemon::Listen() {
+  // Never given back: gRPC's last grpc_shutdown, inside the end of a server, may sit there for ten
+  // seconds after large messages (seen with 1.51), and the end of the process needs none of it.
+  grpc_init();
+  KVT_RETURN_IF_ERROR(run_dir_.RemoveStaleSockets());
+  session_calls_ = std::make_unique<LiveCalls>(kHeartbeatMs);
+  data_calls_ = std::make_unique<LiveCalls>(kHeartbeatMs);
+  KVT_ASSIGN_OR_RETURN(
+      handles_,
+      HandleServer::Start({.socket_path = run_dir_.handle_socket(),
+                           .socket_mode = config_.server.socket_mode,
+                           .epoch = epoch_,
+                           // A process opens its next session before its last connection is closed.
+                           .connections_max = 2 * config_.server.sessions_max},
+                          &tenants_,
+                          {.export_segment =
+                               [this](TierId tier, uint32_t segment_idx, bool writable) {
+                                 return store_->tiers().Memory(tier)->ExportSegment(segment_idx,
+                                                                                    writable);
+                               },
+                           .on_session_gone =
+                               [this](uint64_t session) {
+                                 store_->Run([&](core::StoreCore& core, core::TimeMs now_ms,
+                                                 core::Effects* effects) {
+                                   core.DetachMapping(session, now_ms, effects);
+                                 });
+                               }}));
+  service_ =
+      std::make_unique<ContextStoreService>(ServiceContext{.epoch = epoch_,
+                                                           .data_streams_max = kDataStreamsMax,
+                                                           .store = store_.get(),
+                                                           .handles = handles_.get(),
+                                                           .tenants = &tenants_,
+                                                           .sessions = &sessions_,
+                                                           .session_calls = session_calls_.get(),
+                                                           .data_calls = data_calls_.get()});
+  admin_service_ = std::make_unique<AdminService>(
+      AdminService::Options{.epoch = epoch_,
+                            .device = kDevice,
+                            .io_engine = nvme_ == nullptr ? "" : nvme_->Stats().io_engine},
+      store_.get(), &tenants_);
+  grpc::EnableDefaultHealthCheckService(true);
+  KVT_ASSIGN_OR_RETURN(
+      server_, ListenGrpc(service_.get(), run_dir_.engine_socket(), config_.server.socket_mode));
+  KVT_ASSIGN_OR_RETURN(admin_server_,
+                       ListenGrpc(admin_service_.get(), run_dir_.admin_socket(), kAdminSocketMode));
+  SetServing(true);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<grpc::Server>> Daemon::ListenGrpc(grpc::Service* service,
+                                                                 const std::string& socket_path,
+                                                                 uint32_t socket_mode) {
+  grpc::ServerBuilder builder;
+  int bound = 0;
+  builder.AddListeningPort("unix:" + socket_path, grpc::InsecureServerCredentials(), &bound);
+  builder.RegisterService(service);
+  builder.SetMaxReceiveMessageSize(kMessageBytesMax);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, 1024);
+  std::unique_ptr<grpc::Server> server;
+  {
+    const PrivateUmask umask_guard;
+    server = builder.BuildAndStart();
+  }
+  if (server == nullptr || bound == 0) return Unavailable("cannot listen on %s", socket_path);
+  if (chmod(socket_path.c_str(), socket_mode) != 0) {
+    return ErrnoStatus(errno, "chmod " + socket_path);
+  }
+  return server;
+}
+
+void Daemon::SetServing(bool ready) {
+  for (grpc::Server* server : {server_.get(), admin_server_.get()}) {
+    if (server == nullptr) continue;
+    grpc::HealthCheckServiceInterface* health = server->GetHealthCheckService();
+    for (const char* name : {"", "readiness", kServiceName}) {
+      health->SetServingStatus(name, ready);
+    }
+    // Stopping is no failure of the process.
+    health->SetServingStatus("liveness", true);
+  }
+}
+
+void Daemon::FlushToNvme(uint64_t deadline_ms) {
+  absl::StatusOr<uint64_t> flushed = uint64_t{0};
+  absl::Notification done;
+  store_->Run([&](core::StoreCore& core, core::TimeMs now_ms, core::Effects* effects) {
+    core.Flush(
+        deadline_ms, now_ms,
+        [&](absl::StatusOr<uint64_t> result) {
+          flushed = std::move(result);
+          done.Notify();
+        },
+        effects);
+  });
+  // The core answers at its deadline.
+  done.WaitForNotification();
+  if (flushed.ok()) {
+    Log(LogLevel::kInfo, "memory written to nvme", {{"blocks", *flushed}});
+  } else {
+    Log(LogLevel::kWarning, "memory not all written to nvme",
+        {{"error", FromAbsl(flushed.status().message())}});
+  }
+}
+
+void Daemon::Stop() {
+  if (std::exchange(stopped_, true)) return;
+  const uint64_t start_ms = MonotonicMs();
+  const uint64_t timeout_ms = config_.server.drain_timeout_ms;
+  const uint64_t close_ms = std::min(kCloseMsMax, timeout_ms / 2);
+  if (admin_service_ != nullptr) admin_service_->SetDraining();
+  SetServing(false);
+  if (store_ != nullptr) {
+    store_->Run([](core::StoreCore& core, core::TimeMs now_ms, core::Effects* effects) {
+      core.Drain(now_ms, effects);
+    });
+  }
+  if (session_calls_ != nullptr) session_calls_->Drain();
+  if (nvme_ != nullptr && store_ != nullptr) FlushToNvme(start_ms + timeout_ms - close_ms);
+  // Calls that have not ended by themselves are cancelled.
+  const auto deadline = std::chrono::system_clock::now() + std::chrono::milliseconds(close_ms / 2);
+  for (grpc::Server* server : {server_.get(), admin_server_.get()}) {
+    if (server != nullptr) server->Shutdown(deadline);
+  }
+  server_.reset();
+  admin_server_.reset();
+  handles_.reset();
+  session_calls_.reset();
+  data_calls_.reset();
+  // Sockets of a stopped daemon would look like those of a dead one.
+  if (absl::Status removed = run_dir_.RemoveStaleSockets(); !removed.ok()) {
+    Log(LogLevel::kWarning, "sockets not removed", {{"error", FromAbsl(removed.message())}});
+  }
+  store_.reset();
+  if (nvme_ != nullptr) nvme_->Close();
+}
+
+}  // namespace kvtier

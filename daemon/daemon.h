@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <grpcpp/server.h>
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "daemon/admin_service.h"
+#include "daemon/config.h"
+#include "daemon/context_store_service.h"
+#include "daemon/handle_server.h"
+#include "daemon/live_calls.h"
+#include "daemon/run_dir.h"
+#include "daemon/session_table.h"
+#include "daemon/store.h"
+#include "daemon/tenants.h"
+#include "tiers/memory/memory_tier.h"
+#include "tiers/nvme/nvme_tier.h"
+
+namespace kvtier {
+
+// A whole kvtierd inside a process: tiers, store, sockets, services. Owns all of it. Start and Stop
+// from one thread.
+class Daemon {
+ public:
+  // Locks the directories, opens and recovers the tiers, listens. When it returns, clients are
+  // served. Errors: INVALID_ARGUMENT for what the configuration asks for and cannot be,
+  // FAILED_PRECONDITION when another daemon has the directories, and those of the system.
+  static absl::StatusOr<std::unique_ptr<Daemon>> Start(const Config& config);
+
+  // Stops within server.drain_timeout_ms: not ready any more, waiters answered, sessions ended,
+  // memory written to nvme, sockets closed, tiers closed. Idempotent.
+  void Stop();
+  ~Daemon();
+  Daemon(const Daemon&) = delete;
+  Daemon& operator=(const Daemon&) = delete;
+
+  uint64_t epoch() const { return epoch_; }
+  Store& store() { return *store_; }
+  const RunDir& run_dir() const { return run_dir_; }
+
+ private:
+  Daemon(const Config& config, RunDir run_dir);
+
+  absl::Status OpenTiers();
+  absl::Status OpenStore();
+  absl::Status Listen();
+  absl::StatusOr<std::unique_ptr<grpc::Server>> ListenGrpc(grpc::Service* service,
+                                                           const std::string& socket_path,
+                                                           uint32_t socket_mode);
+  void SetServing(bool ready);
+  // Writes memory to nvme until `deadline_ms`.
+  void FlushToNvme(uint64_t deadline_ms);
+
+  const Config config_;
+  const uint64_t epoch_;
+  const TenantTable tenants_;
+  // Declared in the order of use: each is destroyed before what it uses.
+  RunDir run_dir_;
+  std::unique_ptr<MemoryTier> hbm_;
+  std::unique_ptr<MemoryTier> host_;
+  std::unique_ptr<NvmeTier> nvme_;
+  std::unique_ptr<Store> store_;
+  SessionTable sessions_;
+  std::unique_ptr<HandleServer> handles_;
+  std::unique_ptr<LiveCalls> session_calls_;
+  std::unique_ptr<LiveCalls> data_calls_;
+  std::unique_ptr<ContextStoreService> service_;
+  std::unique_ptr<AdminService> admin_service_;
+  std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<grpc::Server> admin_server_;
+  bool stopped_ = false;
+};
+
+}  // namespace kvtier

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "daemon/live_calls.h"
+
+#include <pthread.h>
+
+#include <utility>
+
+#include "absl/time/time.h"
+#include "daemon/monotonic.h"
+
+namespace kvtier {
+
+LiveCalls::LiveCalls(uint32_t beat_interval_ms)
+    : beat_interval_ms_(beat_interval_ms), thread_([this](const std::stop_token& stop) {
+        pthread_setname_np(pthread_self(), "kvtier-beat");
+        Beat(stop);
+      }) {}
+
+LiveCalls::~LiveCalls() {
+  {
+    absl::MutexLock lock(&mutex_);
+    stopping_ = true;
+  }
+  thread_.request_stop();
+  thread_.join();
+}
+
+void LiveCalls::Add(std::shared_ptr<LiveCall> call) {
+  absl::MutexLock lock(&mutex_);
+  const LiveCall* const raw = call.get();
+  calls_.emplace(raw, std::move(call));
+}
+
+void LiveCalls::Remove(const LiveCall* call) {
+  // The last owner may be this table: the call ends outside the lock.
+  std::shared_ptr<LiveCall> removed;
+  absl::MutexLock lock(&mutex_);
+  const auto found = calls_.find(call);
+  if (found == calls_.end()) return;
+  removed = std::move(found->second);
+  calls_.erase(found);
+}
+
+void LiveCalls::Drain() {
+  for (const auto& call : Snapshot()) call->OnDrain();
+}
+
+size_t LiveCalls::count() const {
+  absl::MutexLock lock(&mutex_);
+  return calls_.size();
+}
+
+std::vector<std::shared_ptr<LiveCall>> LiveCalls::Snapshot() const {
+  std::vector<std::shared_ptr<LiveCall>> calls;
+  absl::MutexLock lock(&mutex_);
+  calls.reserve(calls_.size());
+  for (const auto& [raw, call] : calls_) calls.push_back(call);
+  return calls;
+}
+
+void LiveCalls::Beat(const std::stop_token& stop) {
+  while (!stop.stop_requested()) {
+    {
+      absl::MutexLock lock(&mutex_);
+      mutex_.AwaitWithTimeout(absl::Condition(&stopping_), absl::Milliseconds(beat_interval_ms_));
+      if (stopping_) return;
+    }
+    for (const auto& call : Snapshot()) call->OnBeat(MonotonicMs());
+  }
+}
+
+}  // namespace kvtier

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <pthread.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "daemon/command_line.h"
+#include "daemon/config.h"
+#include "daemon/daemon.h"
+#include "daemon/log.h"
+#include "daemon/supervisor.h"
+#include "proto/base/status_util.h"
+#include "proto/base/version.h"
+
+namespace kvtier {
+namespace {
+
+constexpr int kExitFailed = 1;
+constexpr int kExitUsage = 2;
+
+int Fail(const absl::Status& status, int exit_status) {
+  std::fprintf(stderr, "kvtierd: %s\n", std::string(status.message()).c_str());
+  return exit_status;
+}
+
+sigset_t StopSignals() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGTERM);
+  sigaddset(&signals, SIGINT);
+  return signals;
+}
+
+// One descriptor per connection, segment and nvme file.
+void RaiseDescriptorLimit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+// Ends the process when stopping takes longer than it may: a disk that hangs must not keep a dead
+// daemon's name taken.
+class StopWatch {
+ public:
+  explicit StopWatch(uint32_t timeout_ms)
+      : thread_([this, timeout_ms] {
+          absl::MutexLock lock(&mutex_);
+          if (mutex_.AwaitWithTimeout(absl::Condition(&stopped_), absl::Milliseconds(timeout_ms))) {
+            return;
+          }
+          Log(LogLevel::kError, "not stopped in time", {{"timeout_ms", timeout_ms}});
+          _exit(kExitFailed);
+        }) {}
+  ~StopWatch() {
+    absl::MutexLock lock(&mutex_);
+    stopped_ = true;
+  }
+  StopWatch(const StopWatch&) = delete;
+  StopWatch& operator=(const StopWatch&) = delete;
+
+ private:
+  absl::Mutex mutex_;
+  bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
+  std::jthread thread_;
+};
+
+void Notify(const std::string& state) {
+  if (absl::Status sent = NotifySystemd(state); !sent.ok()) {
+    Log(LogLevel::kWarning, "systemd not notified", {{"error", FromAbsl(sent.message())}});
+  }
+}
+
+int Serve(const Config& config, int ready_fd) {
+  // Before any thread exists: all of them inherit this, and only WaitForStop takes these signals.
+  const sigset_t stop_signals = StopSignals();
+  pthread_sigmask(SIG_BLOCK, &stop_signals, nullptr);
+  std::signal(SIGPIPE, SIG_IGN);
+  RaiseDescriptorLimit();
+  SetUpLog(config.log);
+  auto started = Daemon::Start(config);
+  if (!started.ok()) {
+    return Fail(started.status(),
+                absl::IsInvalidArgument(started.status()) ? kExitUsage : kExitFailed);
+  }
+  const std::unique_ptr<Daemon> daemon = std::move(started).value();
+  Log(LogLevel::kInfo, "serving",
+      {{"version", kVersion},
+       {"pid", getpid()},
+       {"epoch", daemon->epoch()},
+       {"run_dir", config.server.run_dir}});
+  Notify("READY=1");
+  if (ready_fd >= 0) {
+    if (absl::Status told = NotifyReadyFd(ready_fd); !told.ok()) return Fail(told, kExitFailed);
+  }
+  int stop_signal = 0;
+  sigwait(&stop_signals, &stop_signal);
+  Log(LogLevel::kInfo, "stopping", {{"signal", stop_signal}});
+  // The next signal has its default effect.
+  pthread_sigmask(SIG_UNBLOCK, &stop_signals, nullptr);
+  Notify("STOPPING=1");
+  const StopWatch watch(config.server.drain_timeout_ms);
+  daemon->Stop();
+  Log(LogLevel::kInfo, "stopped");
+  return EXIT_SUCCESS;
+}
+
+int Main(const std::vector<std::string>& arguments) {
+  absl::StatusOr<CommandLine> line = ParseCommandLine(arguments);
+  if (!line.ok()) return Fail(line.status(), kExitUsage);
+  if (line->action == CommandLineAction::kHelp) {
+    std::fputs(HelpText().c_str(), stdout);
+    return EXIT_SUCCESS;
+  }
+  if (line->action == CommandLineAction::kVersion) {
+    std::printf("kvtierd %s\n", kVersion);
+    return EXIT_SUCCESS;
+  }
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    line->sources.environment.emplace_back(*entry);
+  }
+  const absl::StatusOr<Config> config = LoadConfig(line->sources);
+  if (!config.ok()) return Fail(config.status(), kExitUsage);
+  if (line->action == CommandLineAction::kPrintConfig) {
+    std::fputs(PrintConfig(*config).c_str(), stdout);
+    return EXIT_SUCCESS;
+  }
+  if (line->action == CommandLineAction::kCheckConfig) return EXIT_SUCCESS;
+  return Serve(*config, line->ready_fd);
+}
+
+}  // namespace
+}  // namespace kvtier
+
+int main(int argc, char** argv) {
+  return kvtier::Main(std::vector<std::string>(argv + 1, argv + argc));
+}

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "daemon/read_stream.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "daemon/requests.h"
+#include "proto/base/packed.h"
+#include "proto/base/reasons.h"
+#include "proto/base/status_util.h"
+#include "proto/rpc/grpc_status.h"
+
+namespace kvtier {
+
+ReadStream* ReadStream::Start(const ServiceContext& service, grpc::CallbackServerContext* context,
+                              const v1::ReadRequest& request) {
+  auto stream = std::make_shared<ReadStream>(service, context);
+  stream->self_ = stream;
+  const bool full = service.data_calls->count() >= service.data_streams_max;
+  service.data_calls->Add(stream);
+  const absl::Status begun =
+      full ? WithReason(Exhausted("%d Write and Read streams are open, which is the limit",
+                                  service.data_streams_max),
+                        reason::kLimitReached)
+           : stream->Begin(request);
+  if (!begun.ok()) stream->FinishWith(begun);
+  return stream.get();
+}
+
+ReadStream::ReadStream(const ServiceContext& service, grpc::CallbackServerContext* context)
+    : service_(service),
+      context_(context),
+      session_(service.store, context, DeadlineMs(*context, kDefaultTransferDeadlineMs)) {}
+
+absl::Status ReadStream::Begin(const v1::ReadRequest& request) {
+  KVT_ASSIGN_OR_RETURN(const auto client, service_.sessions->Find(request.session_id()));
+  KVT_ASSIGN_OR_RETURN(
+      const core::NamespaceSpec spec,
+      service_.sessions->FindNamespace(request.session_id(), request.namespace_id()));
+  KVT_ASSIGN_OR_RETURN(const std::vector<Key> keys, ParseKeys(request.keys()));
+  KVT_ASSIGN_OR_RETURN(const PrivateSession::Opened opened, session_.Open(client.owner, spec));
+  // Half of the time for reading from nvme, half for sending.
+  const core::TimeMs deadline_ms =
+      MonotonicMs() + BudgetMs(*context_, kDefaultTransferDeadlineMs) / 2;
+  service_.store->Run([&](core::StoreCore& core, core::TimeMs now_ms, core::Effects* effects) {
+    core.Acquire(
+        opened.session, opened.ns, keys, deadline_ms, now_ms,
+        [this, block_bytes = spec.block_bytes](absl::StatusOr<core::AcquireResult> result) {
+          OnAcquired(std::move(result), block_bytes);
+        },
+        effects);
+  });
+  return absl::OkStatus();
+}
+
+void ReadStream::OnAcquired(absl::StatusOr<core::AcquireResult> result, uint32_t block_bytes) {
+  if (!result.ok()) {
+    FinishWith(result.status());
+    return;
+  }
+  if (!session_.BeginCopying()) {
+    FinishWith(absl::CancelledError("cancelled"));
+    return;
+  }
+  std::vector<BlockStatus> statuses;
+  std::vector<uint32_t> crc32cs;
+  bool prefix = true;
+  for (const core::PlacedBlock& block : result->blocks) {
+    statuses.push_back(block.status);
+    crc32cs.push_back(block.crc32c);
+    prefix = prefix && block.status == BlockStatus::kOk;
+    if (!prefix) continue;
+    MappedTier* const tier = service_.store->tiers().Memory(block.tier);
+    payloads_.push_back(tier->Mapped(block.replica).first(block_bytes));
+  }
+  v1::ReadHeader* header = message_.mutable_header();
+  header->set_epoch(service_.epoch);
+  header->set_statuses(PackStatuses(statuses));
+  header->set_crc32cs(PackRecords<uint32_t>(crc32cs));
+  FillChunk();
+  StartWrite(&message_);
+}
+
+void ReadStream::FillChunk() {
+  std::string* chunk = message_.mutable_chunk();
+  while (payload_idx_ < payloads_.size() && chunk->size() < kChunkBytesMax) {
+    std::span<const std::byte>& rest = payloads_[payload_idx_];
+    const auto part = rest.first(std::min<size_t>(rest.size(), kChunkBytesMax - chunk->size()));
+    chunk->append(reinterpret_cast<const char*>(part.data()), part.size());
+    rest = rest.subspan(part.size());
+    if (rest.empty()) ++payload_idx_;
+  }
+}
+
+void ReadStream::OnWriteDone(bool ok) {
+  if (!ok) {
+    FinishWith(absl::CancelledError("the client cancelled"));
+    return;
+  }
+  if (payload_idx_ == payloads_.size()) {
+    FinishWith(absl::OkStatus());
+    return;
+  }
+  message_.Clear();
+  FillChunk();
+  StartWrite(&message_);
+}
+
+void ReadStream::FinishWith(const absl::Status& status) {
+  session_.End();
+  Finish(ToGrpc(status));
+}
+
+void ReadStream::OnCancel() { session_.CancelWait(); }
+
+void ReadStream::OnDone() {
+  session_.Detach();
+  service_.data_calls->Remove(this);
+  // May be the last reference.
+  const std::shared_ptr<ReadStream> self = std::move(self_);
+}
+
+void ReadStream::OnBeat(uint64_t now_ms) { session_.CancelIfExpired(now_ms); }
+
+}  // namespace kvtier

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "daemon/handle_server.h"
+#include "daemon/live_calls.h"
+#include "daemon/session_table.h"
+#include "daemon/store.h"
+#include "daemon/tenants.h"
+
+namespace kvtier {
+
+inline constexpr uint32_t kHeartbeatMs = 1000;
+
+// What the calls of the engine-facing service work with. Not owned; outlives every call.
+struct ServiceContext {
+  uint64_t epoch = 0;
+  // Write and Read streams at once.
+  uint32_t data_streams_max = 64;
+  Store* store = nullptr;
+  HandleServer* handles = nullptr;
+  const TenantTable* tenants = nullptr;
+  SessionTable* sessions = nullptr;
+  // OpenSession streams.
+  LiveCalls* session_calls = nullptr;
+  // Write and Read streams.
+  LiveCalls* data_calls = nullptr;
+};
+
+}  // namespace kvtier

@@ -1,0 +1,492 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The whole daemon in this process, spoken to over its sockets.
+#include <gmock/gmock.h>
+#include <grpcpp/create_channel.h>
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "daemon/daemon.h"
+#include "daemon/requests.h"
+#include "daemon/test_client.h"
+#include "proto/base/reasons.h"
+#include "proto/rpc/grpc_status.h"
+#include "tiers/tier_test_util.h"
+
+namespace kvtier {
+namespace {
+
+using testing::Each;
+using testing::ElementsAre;
+using testing::Eq;
+
+constexpr uint32_t kBytes = 64 << 10;
+
+std::string ReasonFrom(const grpc::Status& status) { return ReasonOf(FromGrpc(status)); }
+
+class ServiceTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    config_.server.run_dir = folder_.path() + "/run";
+    config_.server.data_dir = folder_.path() + "/data";
+    config_.server.drain_timeout_ms = 5000;
+    // 16 and 32 blocks; nothing is demoted before they are full.
+    config_.hbm = {.capacity_bytes = 1 << 20,
+                   .segment_bytes = 256 << 10,
+                   .high_watermark = 1,
+                   .low_watermark = 1};
+    config_.host = {.capacity_bytes = 2 << 20,
+                    .segment_bytes = 256 << 10,
+                    .high_watermark = 1,
+                    .low_watermark = 1};
+    config_.nvme.capacity_bytes = 64 << 20;
+    config_.nvme.segment_bytes = 4 << 20;
+    Start();
+  }
+
+  void Start() {
+    auto daemon = Daemon::Start(config_);
+    ASSERT_TRUE(daemon.ok()) << daemon.status();
+    daemon_ = std::move(daemon).value();
+  }
+
+  std::unique_ptr<TestClient> NewClient() {
+    auto client = std::make_unique<TestClient>(config_.server.run_dir);
+    client->OpenWithLayout(kBytes);
+    return client;
+  }
+
+  core::CoreCounters Counters() {
+    return daemon_->store().Run(
+        [](core::StoreCore& core, core::TimeMs, core::Effects*) { return core.Counters(); });
+  }
+
+  // Polls the counters; false after ten seconds.
+  bool Eventually(const std::function<bool(const core::CoreCounters&)>& holds) {
+    const uint64_t deadline_ms = MonotonicMs() + 10'000;
+    while (MonotonicMs() < deadline_ms) {
+      if (holds(Counters())) return true;
+      std::this_thread::yield();
+    }
+    return false;
+  }
+
+  void Drop(const std::vector<Key>& keys, TestClient& client) {
+    auto request = client.Ask<v1::ReportBadRequest>();
+    request.set_keys(PackKeys(keys));
+    v1::ReportBadResponse response;
+    EXPECT_TRUE(client.stub().ReportBad(TestClient::Deadline().get(), request, &response).ok());
+  }
+
+  TempFolder folder_;
+  Config config_;
+  std::unique_ptr<Daemon> daemon_;
+};
+
+TEST_F(ServiceTest, PutThenAcquireInPlace) {
+  const auto client = NewClient();
+  EXPECT_EQ(client->epoch, daemon_->epoch());
+  EXPECT_EQ(client->opened.tenant(), "default");
+  EXPECT_EQ(client->opened.limits().keys_per_call_max(), 4096U);
+  const auto keys = TestChain(1, 4);
+  EXPECT_TRUE(client->Lookup(keys).empty());
+  EXPECT_THAT(client->Put(keys), Each(BlockStatus::kOk));
+  EXPECT_THAT(client->Put(keys), Each(BlockStatus::kExists));
+  EXPECT_EQ(client->Lookup(keys).size(), 4U);
+
+  v1::AcquireResponse lease;
+  const grpc::Status status = client->Acquire(keys, &lease);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(lease.epoch(), client->epoch);
+  EXPECT_NE(lease.lease_id(), 0U);
+  EXPECT_EQ(lease.crc32cs(), PackTestCrcs(keys, kBytes));
+  const auto places = UnpackRecords<BlockResult>(lease.results(), "results").value();
+  for (size_t i = 0; i < keys.size(); ++i) {
+    ASSERT_EQ(places[i].status, BlockStatus::kOk);
+    const auto segment = client->Map(places[i].tier, places[i].segment_idx, false);
+    EXPECT_EQ(std::string_view(
+                  reinterpret_cast<const char*>(segment.data()) + places[i].offset_bytes, kBytes),
+              TestPayload(keys[i], kBytes));
+  }
+  EXPECT_EQ(Counters().lease_count, 1U);
+  v1::ReleaseRequest release;
+  release.set_session_id(client->session_id);
+  release.add_lease_ids(lease.lease_id());
+  v1::ReleaseResponse released;
+  EXPECT_TRUE(client->stub().Release(TestClient::Deadline().get(), release, &released).ok());
+  EXPECT_EQ(Counters().lease_count, 0U);
+}
+
+TEST_F(ServiceTest, ContextsPauseAndResumeForReal) {
+  const auto client = NewClient();
+  const auto keys = TestChain(1, 4);
+  client->Put(keys);
+  auto create = client->Ask<v1::CreateContextRequest>();
+  create.set_context("agent");
+  v1::CreateContextResponse created;
+  ASSERT_TRUE(client->stub().CreateContext(TestClient::Deadline().get(), create, &created).ok());
+  auto append = client->Ask<v1::AppendContextRequest>();
+  append.set_context("agent");
+  append.set_keys(PackKeys(keys));
+  v1::AppendContextResponse appended;
+  ASSERT_TRUE(client->stub().AppendContext(TestClient::Deadline().get(), append, &appended).ok());
+  EXPECT_EQ(appended.block_count(), 4U);
+
+  auto pause = client->Ask<v1::PauseContextRequest>();
+  pause.set_context("agent");
+  v1::PauseContextResponse paused;
+  ASSERT_TRUE(client->stub().PauseContext(TestClient::Deadline().get(), pause, &paused).ok());
+  EXPECT_EQ(paused.freed_bytes(), 4U * kBytes);
+  EXPECT_EQ(paused.resident_bytes(), 0U);
+  EXPECT_THAT(client->Lookup(keys), Each(Eq(kResidentHost)));
+
+  auto resume = client->Ask<v1::ResumeContextRequest>();
+  resume.set_context("agent");
+  v1::ResumeContextResponse resumed;
+  ASSERT_TRUE(client->stub().ResumeContext(TestClient::Deadline().get(), resume, &resumed).ok());
+  EXPECT_EQ(resumed.ticket().covered_block_count(), 4U);
+  EXPECT_TRUE(Eventually([&](const core::CoreCounters&) {
+    return client->Lookup(keys) == std::vector<uint8_t>(4, kResidentHbm);
+  }));
+
+  auto fork = client->Ask<v1::ForkContextRequest>();
+  fork.set_parent_context("agent");
+  fork.set_context("sub-agent");
+  fork.set_block_count(5);
+  v1::ForkContextResponse forked;
+  const grpc::Status beyond =
+      client->stub().ForkContext(TestClient::Deadline().get(), fork, &forked);
+  EXPECT_EQ(beyond.error_code(), grpc::StatusCode::OUT_OF_RANGE);
+  EXPECT_EQ(ReasonFrom(beyond), reason::kContextRange);
+
+  v1::ListContextsResponse contexts;
+  ASSERT_TRUE(client->admin().ListContexts(TestClient::Deadline().get(), {}, &contexts).ok());
+  ASSERT_EQ(contexts.contexts_size(), 1);
+  EXPECT_EQ(contexts.contexts(0).context(), "agent");
+  EXPECT_EQ(contexts.contexts(0).hbm_block_count(), 4U);
+
+  auto close = client->Ask<v1::CloseContextRequest>();
+  close.set_context("agent");
+  close.set_drop(true);
+  v1::CloseContextResponse closed;
+  ASSERT_TRUE(client->stub().CloseContext(TestClient::Deadline().get(), close, &closed).ok());
+  EXPECT_TRUE(client->Lookup(keys).empty());
+}
+
+TEST_F(ServiceTest, WriteAndReadByValue) {
+  const auto client = NewClient();
+  // 24 blocks of 64 KiB: more than one chunk.
+  const auto keys = TestChain(1, 24);
+  std::string payloads;
+  for (const Key& key : keys) payloads += TestPayload(key, kBytes);
+  std::string crc32cs = PackTestCrcs(keys, kBytes);
+  crc32cs[4 * 20] = static_cast<char>(crc32cs[4 * 20] ^ 1);
+
+  auto context = TestClient::Deadline();
+  v1::WriteResponse written;
+  const auto writer = client->stub().Write(context.get(), &written);
+  v1::WriteRequest request;
+  *request.mutable_header() = client->Ask<v1::WriteHeader>();
+  request.mutable_header()->set_keys(PackKeys(keys));
+  request.mutable_header()->set_crc32cs(crc32cs);
+  request.set_chunk(payloads.substr(0, 1000));
+  ASSERT_TRUE(writer->Write(request));
+  for (size_t at = 1000; at < payloads.size(); at += kChunkBytesMax) {
+    request.Clear();
+    request.set_chunk(payloads.substr(at, kChunkBytesMax));
+    ASSERT_TRUE(writer->Write(request));
+  }
+  writer->WritesDone();
+  const grpc::Status status = writer->Finish();
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  std::string expected(24, static_cast<char>(BlockStatus::kOk));
+  expected[20] = static_cast<char>(BlockStatus::kCorrupt);
+  EXPECT_EQ(written.statuses(), expected);
+  EXPECT_EQ(written.epoch(), client->epoch);
+
+  auto read = client->Ask<v1::ReadRequest>();
+  read.set_keys(PackKeys(keys));
+  auto read_context = TestClient::Deadline();
+  const auto reader = client->stub().Read(read_context.get(), read);
+  v1::ReadResponse response;
+  std::string received;
+  ASSERT_TRUE(reader->Read(&response));
+  EXPECT_EQ(response.header().statuses().size(), 24U);
+  EXPECT_EQ(response.header().statuses()[20], static_cast<char>(BlockStatus::kMiss));
+  do {
+    EXPECT_LE(response.chunk().size(), kChunkBytesMax);
+    received += response.chunk();
+  } while (reader->Read(&response));
+  EXPECT_TRUE(reader->Finish().ok());
+  EXPECT_EQ(received, payloads.substr(0, 20 * kBytes));
+  EXPECT_EQ(Counters().lease_count, 0U);
+  EXPECT_EQ(Counters().pending_fill_count, 0U);
+  EXPECT_EQ(Counters().session_count, 1U);
+}
+
+TEST_F(ServiceTest, BrokenWritesLeaveNothing) {
+  const auto client = NewClient();
+  const auto keys = TestChain(1, 2);
+  const auto write = [&](const std::function<void(v1::WriteRequest*)>& change) {
+    auto context = TestClient::Deadline();
+    v1::WriteResponse written;
+    const auto writer = client->stub().Write(context.get(), &written);
+    v1::WriteRequest request;
+    *request.mutable_header() = client->Ask<v1::WriteHeader>();
+    request.mutable_header()->set_keys(PackKeys(keys));
+    request.mutable_header()->set_crc32cs(PackTestCrcs(keys, kBytes));
+    request.set_chunk(TestPayload(keys[0], kBytes) + TestPayload(keys[1], kBytes));
+    change(&request);
+    writer->Write(request);
+    writer->WritesDone();
+    return writer->Finish();
+  };
+  const auto bad = grpc::StatusCode::INVALID_ARGUMENT;
+  EXPECT_EQ(write([](auto* r) { r->clear_header(); }).error_code(), bad);
+  EXPECT_EQ(write([](auto* r) { r->mutable_chunk()->pop_back(); }).error_code(), bad);
+  EXPECT_EQ(write([](auto* r) { r->mutable_chunk()->push_back('x'); }).error_code(), bad);
+  EXPECT_EQ(write([](auto* r) { r->mutable_header()->mutable_keys()->pop_back(); }).error_code(),
+            bad);
+  EXPECT_EQ(write([](auto* r) { r->mutable_header()->clear_crc32cs(); }).error_code(), bad);
+  EXPECT_EQ(write([](auto* r) { r->set_chunk(std::string(kChunkBytesMax + 1, 'x')); }).error_code(),
+            bad);
+  EXPECT_EQ(ReasonFrom(write([](auto* r) { r->mutable_header()->set_session_id(1); })),
+            reason::kSessionUnknown);
+  EXPECT_TRUE(client->Lookup(keys).empty());
+  EXPECT_TRUE(Eventually([](const core::CoreCounters& counters) {
+    return counters.pending_fill_count == 0 && counters.session_count == 1;
+  }));
+  EXPECT_TRUE(write([](auto*) {}).ok());
+  EXPECT_EQ(client->Lookup(keys).size(), 2U);
+}
+
+TEST_F(ServiceTest, AbandonedStreamsLeaveNothing) {
+  const auto client = NewClient();
+  const auto keys = TestChain(1, 2);
+  auto context = TestClient::Deadline();
+  v1::WriteResponse written;
+  auto writer = client->stub().Write(context.get(), &written);
+  v1::WriteRequest request;
+  *request.mutable_header() = client->Ask<v1::WriteHeader>();
+  request.mutable_header()->set_keys(PackKeys(keys));
+  request.mutable_header()->set_crc32cs(PackTestCrcs(keys, kBytes));
+  ASSERT_TRUE(writer->Write(request));
+  EXPECT_TRUE(Eventually([](const auto& counters) { return counters.pending_fill_count == 2; }));
+  context->TryCancel();
+  EXPECT_EQ(writer->Finish().error_code(), grpc::StatusCode::CANCELLED);
+  EXPECT_TRUE(Eventually([](const auto& counters) {
+    return counters.pending_fill_count == 0 && counters.session_count == 1;
+  }));
+}
+
+TEST_F(ServiceTest, ErrorsCarryTheirReason) {
+  const auto client = NewClient();
+  const auto keys = TestChain(1, 1);
+  auto lookup = client->Ask<v1::LookupRequest>();
+  v1::LookupResponse response;
+  const auto ask = [&] {
+    return client->stub().Lookup(TestClient::Deadline().get(), lookup, &response);
+  };
+  lookup.set_session_id(client->session_id + 1);
+  EXPECT_EQ(ask().error_code(), grpc::StatusCode::ABORTED);
+  EXPECT_EQ(ReasonFrom(ask()), reason::kSessionUnknown);
+  lookup.set_session_id(client->session_id);
+  lookup.set_namespace_id(client->namespace_id + 1);
+  EXPECT_EQ(ask().error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  EXPECT_EQ(ReasonFrom(ask()), reason::kNamespaceUnknown);
+  lookup.set_namespace_id(client->namespace_id);
+  lookup.set_keys("not 32 bytes");
+  EXPECT_EQ(ask().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(ReasonFrom(ask()), reason::kBadArgument);
+  lookup.set_keys(std::string(32 * (kKeysPerCallMax + 1), 'k'));
+  EXPECT_EQ(ask().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  lookup.set_keys(std::string(32 * kKeysPerCallMax, 'k'));
+  EXPECT_TRUE(ask().ok());
+
+  auto pause = client->Ask<v1::PauseContextRequest>();
+  v1::PauseContextResponse paused;
+  for (const std::string& name : {std::string(), std::string(129, 'a'), std::string("a\nb")}) {
+    pause.set_context(name);
+    EXPECT_EQ(
+        client->stub().PauseContext(TestClient::Deadline().get(), pause, &paused).error_code(),
+        grpc::StatusCode::INVALID_ARGUMENT);
+  }
+  pause.set_context("nobody");
+  EXPECT_EQ(ReasonFrom(client->stub().PauseContext(TestClient::Deadline().get(), pause, &paused)),
+            reason::kContextUnknown);
+  v1::GetTicketRequest ticket;
+  ticket.set_session_id(client->session_id);
+  ticket.set_ticket_id(1);
+  v1::GetTicketResponse state;
+  EXPECT_EQ(ReasonFrom(client->stub().GetTicket(TestClient::Deadline().get(), ticket, &state)),
+            reason::kTicketUnknown);
+  auto commit = client->Ask<v1::CommitRequest>();
+  commit.set_keys(PackKeys(keys));
+  v1::CommitResponse committed;
+  EXPECT_EQ(client->stub().Commit(TestClient::Deadline().get(), commit, &committed).error_code(),
+            grpc::StatusCode::INVALID_ARGUMENT);
+  auto reserve = client->Ask<v1::ReserveRequest>();
+  reserve.set_keys(PackKeys(keys));
+  reserve.set_tier(v1::TIER_NVME);
+  v1::ReserveResponse reserved;
+  EXPECT_EQ(client->stub().Reserve(TestClient::Deadline().get(), reserve, &reserved).error_code(),
+            grpc::StatusCode::INVALID_ARGUMENT);
+}
+
+TEST_F(ServiceTest, SessionsNeedATokenOfTheirOwn) {
+  TestClient client(config_.server.run_dir);
+  EXPECT_FALSE(client.Open(""));
+  EXPECT_EQ(ReasonFrom(client.AwaitStreamEnd()), reason::kTokenUnknown);
+  const std::string token = client.TakeToken();
+  ASSERT_TRUE(client.Open(token));
+  TestClient thief(config_.server.run_dir);
+  EXPECT_FALSE(thief.Open(token));
+  EXPECT_EQ(thief.AwaitStreamEnd().error_code(), grpc::StatusCode::PERMISSION_DENIED);
+  // A token dies with its connection.
+  const std::string orphan = thief.TakeToken();
+  thief.CloseHandleSocket();
+  EXPECT_TRUE(Eventually([&](const auto&) {
+    TestClient late(config_.server.run_dir);
+    return !late.Open(orphan);
+  }));
+}
+
+TEST_F(ServiceTest, TheEndOfASessionReleasesWhatItHeld) {
+  auto client = NewClient();
+  const auto keys = TestChain(1, 2);
+  client->Put(keys);
+  v1::AcquireResponse lease;
+  ASSERT_TRUE(client->Acquire(keys, &lease).ok());
+  auto reserve = client->Ask<v1::ReserveRequest>();
+  reserve.set_keys(PackKeys(TestChain(2, 3)));
+  v1::ReserveResponse reserved;
+  ASSERT_TRUE(client->stub().Reserve(TestClient::Deadline().get(), reserve, &reserved).ok());
+  EXPECT_EQ(Counters().pending_fill_count, 3U);
+
+  client->CloseStream();
+  EXPECT_TRUE(Eventually([](const core::CoreCounters& counters) {
+    return counters.session_count == 0 && counters.pending_fill_count == 0;
+  }));
+  // The process may still write into its slots.
+  EXPECT_GT(Counters().tiers[0].quarantined_bytes, 0U);
+  client->CloseHandleSocket();
+  EXPECT_TRUE(Eventually([](const core::CoreCounters& counters) {
+    return counters.lease_count == 0 && counters.tiers[0].quarantined_bytes == 0 &&
+           counters.tiers[0].pinned_bytes == 0;
+  }));
+  const auto next = NewClient();
+  EXPECT_EQ(next->Lookup(keys).size(), 2U);
+  EXPECT_THAT(next->Put(TestChain(2, 3)), Each(BlockStatus::kOk));
+}
+
+TEST_F(ServiceTest, ACancelledWaitHoldsNothing) {
+  const auto client = NewClient();
+  // Memory is full of leases.
+  const auto keys = TestChain(1, 48);
+  client->Put(keys);
+  v1::AcquireResponse lease;
+  ASSERT_TRUE(client->Acquire(keys, &lease).ok());
+  auto reserve = client->Ask<v1::ReserveRequest>();
+  reserve.set_keys(PackKeys(TestChain(2, 1)));
+  v1::ReserveResponse reserved;
+  auto context = TestClient::Deadline(300);
+  std::jthread canceller([&] { context->TryCancel(); });
+  EXPECT_FALSE(client->stub().Reserve(context.get(), reserve, &reserved).ok());
+  canceller.join();
+  v1::ReleaseRequest release;
+  release.set_session_id(client->session_id);
+  release.add_lease_ids(lease.lease_id());
+  v1::ReleaseResponse released;
+  EXPECT_TRUE(client->stub().Release(TestClient::Deadline().get(), release, &released).ok());
+  // The wait may be answered yet; what it got is given back.
+  EXPECT_TRUE(Eventually([&](const core::CoreCounters&) {
+    return client->Put(TestChain(2, 1)) == std::vector<BlockStatus>{BlockStatus::kOk};
+  }));
+  EXPECT_TRUE(Eventually([](const auto& counters) { return counters.pending_fill_count == 0; }));
+}
+
+TEST_F(ServiceTest, AWaitEndsAtTheDeadlineWithAnAnswer) {
+  const auto client = NewClient();
+  const auto keys = TestChain(1, 48);
+  client->Put(keys);
+  v1::AcquireResponse lease;
+  ASSERT_TRUE(client->Acquire(keys, &lease).ok());
+  auto reserve = client->Ask<v1::ReserveRequest>();
+  reserve.set_keys(PackKeys(TestChain(2, 1)));
+  v1::ReserveResponse reserved;
+  const grpc::Status status =
+      client->stub().Reserve(TestClient::Deadline(400).get(), reserve, &reserved);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  const auto places = UnpackRecords<BlockResult>(reserved.results(), "results").value();
+  EXPECT_EQ(places[0].status, BlockStatus::kExhausted);
+}
+
+TEST_F(ServiceTest, AdminSeesTiersAndBlocks) {
+  const auto client = NewClient();
+  const auto keys = TestChain(1, 3);
+  client->Put(keys);
+  v1::GetStatusResponse status;
+  ASSERT_TRUE(client->admin().GetStatus(TestClient::Deadline().get(), {}, &status).ok());
+  EXPECT_EQ(status.epoch(), daemon_->epoch());
+  EXPECT_EQ(status.device(), "cpu");
+  EXPECT_EQ(status.session_count(), 1U);
+  EXPECT_EQ(status.block_count(), 3U);
+  EXPECT_EQ(status.tier_healths_size(), 3);
+  v1::FlushResponse flushed;
+  ASSERT_TRUE(client->admin().Flush(TestClient::Deadline().get(), {}, &flushed).ok());
+  EXPECT_EQ(flushed.flushed_block_count(), 3U);
+  v1::GetTiersResponse tiers;
+  ASSERT_TRUE(client->admin().GetTiers(TestClient::Deadline().get(), {}, &tiers).ok());
+  ASSERT_EQ(tiers.tiers_size(), 3);
+  EXPECT_EQ(tiers.tiers(0).block_count(), 3U);
+  EXPECT_EQ(tiers.tiers(0).used_bytes(), 3U * kBytes);
+  EXPECT_EQ(tiers.tiers(2).block_count(), 3U);
+  EXPECT_EQ(tiers.links_size(), 6);
+  EXPECT_EQ(tiers.store().committed_bytes(), 3U * kBytes);
+  v1::WhereRequest where;
+  where.set_key(std::string(keys[2].AsBytes()));
+  v1::WhereResponse found;
+  ASSERT_TRUE(client->admin().Where(TestClient::Deadline().get(), where, &found).ok());
+  ASSERT_EQ(found.blocks_size(), 1);
+  EXPECT_THAT(found.blocks(0).tiers(), ElementsAre(v1::TIER_HBM, v1::TIER_NVME));
+  EXPECT_EQ(found.blocks(0).state(), "committed");
+  where.set_key(std::string(32, 'x'));
+  EXPECT_EQ(ReasonFrom(client->admin().Where(TestClient::Deadline().get(), where, &found)),
+            reason::kKeyUnknown);
+  where.set_context("both");
+  EXPECT_EQ(client->admin().Where(TestClient::Deadline().get(), where, &found).error_code(),
+            grpc::StatusCode::INVALID_ARGUMENT);
+}
+
+TEST_F(ServiceTest, ARestartServesWhatWasWrittenToNvme) {
+  const auto keys = TestChain(1, 5);
+  {
+    const auto client = NewClient();
+    client->Put(keys);
+    const uint64_t first_epoch = daemon_->epoch();
+    daemon_->Stop();
+    EXPECT_EQ(ReasonFrom(client->AwaitStreamEnd()), reason::kDraining);
+    daemon_.reset();
+    Start();
+    EXPECT_NE(daemon_->epoch(), first_epoch);
+  }
+  const auto client = NewClient();
+  EXPECT_THAT(client->Lookup(keys), Each(Eq(kResidentNvme)));
+  EXPECT_EQ(client->Lookup(keys).size(), 5U);
+  v1::AcquireResponse lease;
+  ASSERT_TRUE(client->Acquire(keys, &lease).ok());
+  EXPECT_EQ(lease.crc32cs(), PackTestCrcs(keys, kBytes));
+  Drop(keys, *client);
+}
+
+TEST_F(ServiceTest, AnotherDaemonIsRefused) {
+  EXPECT_EQ(Daemon::Start(config_).status().code(), absl::StatusCode::kFailedPrecondition);
+  Config other = config_;
+  other.server.run_dir = folder_.path() + "/run2";
+  EXPECT_EQ(Daemon::Start(other).status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(NewClient()->Put(TestChain(1, 1)), ElementsAre(BlockStatus::kOk));
+}
+
+}  // namespace
+}  // namespace kvtier

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <grpcpp/server_context.h>
+#include <grpcpp/support/server_callback.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "daemon/handle_server.h"
+#include "daemon/live_calls.h"
+#include "daemon/service_context.h"
+#include "kvtier/v1/context_store.pb.h"
+
+namespace kvtier {
+
+// The OpenSession call: a session lives for as long as this stream does. Owned by itself until
+// OnDone, and by LiveCalls. At most one message is on its way; a beat that finds one is skipped.
+class SessionStream final : public grpc::ServerWriteReactor<v1::OpenSessionResponse>,
+                            public LiveCall,
+                            public std::enable_shared_from_this<SessionStream> {
+ public:
+  // The reactor to give to gRPC.
+  static SessionStream* Start(const ServiceContext& service, const v1::OpenSessionRequest& request);
+
+  explicit SessionStream(const ServiceContext& service) : service_(service) {}
+
+  void OnWriteDone(bool ok) override;
+  void OnCancel() override;
+  void OnDone() override;
+  void OnBeat(uint64_t now_ms) override;
+  void OnDrain() override;
+
+ private:
+  // Opens the session and fills the first message.
+  absl::Status Open(const v1::OpenSessionRequest& request);
+  absl::StatusOr<core::SessionId> OpenInCore(OwnerIdx owner);
+  void EndSession();
+  // Finishes once no message is on its way.
+  void RequestFinish(const absl::Status& status);
+
+  const ServiceContext service_;
+  // Touched while no message is on its way.
+  v1::OpenSessionResponse message_;
+  std::shared_ptr<SessionStream> self_;
+
+  absl::Mutex mutex_;
+  bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool finished_ ABSL_GUARDED_BY(mutex_) = false;
+  std::optional<absl::Status> finish_status_ ABSL_GUARDED_BY(mutex_);
+  // 0: not open.
+  uint64_t wire_id_ ABSL_GUARDED_BY(mutex_) = 0;
+  core::SessionId core_id_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+}  // namespace kvtier

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "daemon/supervisor.h"
+
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <cstdlib>
+#include <cstring>
+
+#include "daemon/unix_socket.h"
+#include "proto/base/status_util.h"
+
+namespace kvtier {
+
+absl::Status NotifySystemd(const std::string& state) {
+  const char* const path = std::getenv("NOTIFY_SOCKET");
+  if (path == nullptr || *path == '\0') return absl::OkStatus();
+  const size_t path_bytes = std::strlen(path);
+  sockaddr_un address{};
+  if (path_bytes >= sizeof(address.sun_path)) return Invalid("NOTIFY_SOCKET: path too long");
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path, path, path_bytes);
+  // An abstract address is written with '@' for its leading zero.
+  if (path[0] == '@') address.sun_path[0] = '\0';
+  const UniqueFd fd(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  if (!fd.valid()) return ErrnoStatus(errno, "socket");
+  const auto address_bytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + path_bytes);
+  if (sendto(fd.get(), state.data(), state.size(), MSG_NOSIGNAL,
+             reinterpret_cast<const sockaddr*>(&address), address_bytes) < 0) {
+    return ErrnoStatus(errno, "notify systemd");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status NotifyReadyFd(int fd) {
+  const UniqueFd owned(fd);
+  const std::string line = "READY\n";
+  if (write(fd, line.data(), line.size()) != static_cast<ssize_t>(line.size())) {
+    return ErrnoStatus(errno, "--ready-fd");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace kvtier

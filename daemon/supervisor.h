@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Telling whoever started the daemon how it is.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+
+namespace kvtier {
+
+// Sends `state` ("READY=1") to systemd's socket, if NOTIFY_SOCKET names one.
+absl::Status NotifySystemd(const std::string& state);
+
+// Writes "READY\n" to the descriptor and closes it.
+absl::Status NotifyReadyFd(int fd);
+
+}  // namespace kvtier

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "daemon/write_stream.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "daemon/requests.h"
+#include "proto/base/crc32c.h"
+#include "proto/base/reasons.h"
+#include "proto/base/status_util.h"
+#include "proto/rpc/grpc_status.h"
+
+namespace kvtier {
+namespace {
+
+absl::Status Bad(absl::Status status) {
+  return WithReason(std::move(status), reason::kBadArgument);
+}
+
+}  // namespace
+
+WriteStream* WriteStream::Start(const ServiceContext& service, grpc::CallbackServerContext* context,
+                                v1::WriteResponse* response) {
+  auto stream = std::make_shared<WriteStream>(service, context, response);
+  stream->self_ = stream;
+  const bool full = service.data_calls->count() >= service.data_streams_max;
+  service.data_calls->Add(stream);
+  if (full) {
+    stream->FinishWith(
+        WithReason(Exhausted("%d Write and Read streams are open, which is the limit",
+                             service.data_streams_max),
+                   reason::kLimitReached));
+  } else {
+    stream->StartRead(&stream->message_);
+  }
+  return stream.get();
+}
+
+WriteStream::WriteStream(const ServiceContext& service, grpc::CallbackServerContext* context,
+                         v1::WriteResponse* response)
+    : service_(service),
+      context_(context),
+      response_(response),
+      session_(service.store, context, DeadlineMs(*context, kDefaultTransferDeadlineMs)) {}
+
+void WriteStream::OnReadDone(bool ok) {
+  absl::Status status;
+  if (!ok) {
+    FinishWith(context_->IsCancelled() ? absl::CancelledError("the client cancelled") : Publish());
+    return;
+  }
+  if (!begun_) {
+    begun_ = true;
+    status = Begin();
+    if (status.ok()) return;
+  } else {
+    status = message_.has_header() ? Bad(Invalid("header: only in the first message"))
+                                   : TakeChunk(message_.chunk());
+  }
+  if (!status.ok()) {
+    FinishWith(status);
+  } else {
+    StartRead(&message_);
+  }
+}
+
+absl::Status WriteStream::Begin() {
+  if (!message_.has_header()) return Bad(Invalid("header: missing in the first message"));
+  const v1::WriteHeader& header = message_.header();
+  KVT_ASSIGN_OR_RETURN(const auto client, service_.sessions->Find(header.session_id()));
+  KVT_ASSIGN_OR_RETURN(
+      const core::NamespaceSpec spec,
+      service_.sessions->FindNamespace(header.session_id(), header.namespace_id()));
+  KVT_ASSIGN_OR_RETURN(keys_, ParseKeys(header.keys()));
+  KVT_ASSIGN_OR_RETURN(crc32cs_, ParseCrcs(header.crc32cs(), keys_.size()));
+  KVT_ASSIGN_OR_RETURN(const std::optional<Key> parent, ParseParentKey(header.parent_key()));
+  block_bytes_ = spec.block_bytes;
+  KVT_ASSIGN_OR_RETURN(opened_, session_.Open(client.owner, spec));
+  // Half of the time for the slots, half for the bytes.
+  const core::TimeMs deadline_ms =
+      MonotonicMs() + BudgetMs(*context_, kDefaultTransferDeadlineMs) / 2;
+  service_.store->Run([&](core::StoreCore& core, core::TimeMs now_ms, core::Effects* effects) {
+    core.Reserve(
+        opened_.session, opened_.ns, parent, keys_, TierId::kHost, deadline_ms, now_ms,
+        [this](absl::StatusOr<std::vector<core::PlacedBlock>> placed) {
+          OnReserved(std::move(placed));
+        },
+        effects);
+  });
+  return absl::OkStatus();
+}
+
+void WriteStream::OnReserved(absl::StatusOr<std::vector<core::PlacedBlock>> placed) {
+  absl::Status status = placed.status();
+  if (status.ok() && !session_.BeginCopying()) status = absl::CancelledError("cancelled");
+  if (status.ok()) {
+    for (const core::PlacedBlock& block : *placed) {
+      statuses_.push_back(block.status);
+      slots_.push_back(block.status == BlockStatus::kOk
+                           ? service_.store->tiers().Memory(block.tier)->Mapped(block.replica)
+                           : std::span<std::byte>());
+    }
+    status = TakeChunk(message_.chunk());
+  }
+  if (!status.ok()) {
+    FinishWith(status);
+  } else {
+    StartRead(&message_);
+  }
+}
+
+absl::Status WriteStream::TakeChunk(std::string_view chunk) {
+  if (chunk.size() > kChunkBytesMax) {
+    return Bad(Invalid("chunk: %d bytes, more than %d", chunk.size(), kChunkBytesMax));
+  }
+  const uint64_t total_bytes = keys_.size() * block_bytes_;
+  if (chunk.size() > total_bytes - received_bytes_) {
+    return Bad(Invalid("chunk: more than the %d bytes of %d blocks", total_bytes, keys_.size()));
+  }
+  std::span<const std::byte> rest(reinterpret_cast<const std::byte*>(chunk.data()), chunk.size());
+  while (!rest.empty()) {
+    const uint64_t at = received_bytes_ % block_bytes_;
+    const auto part = rest.first(std::min<uint64_t>(rest.size(), block_bytes_ - at));
+    const std::span<std::byte> slot = slots_[received_bytes_ / block_bytes_];
+    if (!slot.empty()) {
+      std::memcpy(slot.data() + at, part.data(), part.size());
+      block_crc32c_ = Crc32c(part, block_crc32c_);
+    }
+    received_bytes_ += part.size();
+    rest = rest.subspan(part.size());
+    if (received_bytes_ % block_bytes_ == 0) EndOfBlock();
+  }
+  return absl::OkStatus();
+}
+
+void WriteStream::EndOfBlock() {
+  const size_t idx = received_bytes_ / block_bytes_ - 1;
+  if (statuses_[idx] == BlockStatus::kOk && block_crc32c_ != crc32cs_[idx]) {
+    statuses_[idx] = BlockStatus::kCorrupt;
+  }
+  block_crc32c_ = 0;
+}
+
+absl::Status WriteStream::Publish() {
+  if (!begun_) return Bad(Invalid("header: missing, the stream is empty"));
+  const uint64_t total_bytes = keys_.size() * block_bytes_;
+  if (received_bytes_ != total_bytes) {
+    return Bad(
+        Invalid("chunk: the stream ended after %d of %d bytes", received_bytes_, total_bytes));
+  }
+  std::vector<size_t> filled;
+  std::vector<Key> keys;
+  std::vector<uint32_t> crc32cs;
+  for (size_t i = 0; i < keys_.size(); ++i) {
+    if (statuses_[i] != BlockStatus::kOk) continue;
+    filled.push_back(i);
+    keys.push_back(keys_[i]);
+    crc32cs.push_back(crc32cs_[i]);
+  }
+  KVT_ASSIGN_OR_RETURN(
+      const std::vector<BlockStatus> committed,
+      service_.store->Run([&](core::StoreCore& core, core::TimeMs now_ms, core::Effects* effects) {
+        return core.Commit(opened_.session, opened_.ns, keys, crc32cs, now_ms, effects);
+      }));
+  for (size_t i = 0; i < filled.size(); ++i) statuses_[filled[i]] = committed[i];
+  response_->set_epoch(service_.epoch);
+  response_->set_statuses(PackStatuses(statuses_));
+  return absl::OkStatus();
+}
+
+void WriteStream::FinishWith(const absl::Status& status) {
+  // Blocks that were not committed are given back.
+  session_.End();
+  Finish(ToGrpc(status));
+}
+
+void WriteStream::OnCancel() { session_.CancelWait(); }
+
+void WriteStream::OnDone() {
+  session_.Detach();
+  service_.data_calls->Remove(this);
+  // May be the last reference.
+  const std::shared_ptr<WriteStream> self = std::move(self_);
+}
+
+void WriteStream::OnBeat(uint64_t now_ms) { session_.CancelIfExpired(now_ms); }
+
+}  // namespace kvtier
