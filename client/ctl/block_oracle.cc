@@ -86,9 +86,9 @@ StepInput MakeInput(const KvGenerator& generator, const DecodeSample& sample) {
   StepInput input;
   const uint32_t query_head_count = shape.kv_head_count * kQueryHeadsPerKvHead;
   for (size_t i = 0; i < size_t{query_head_count} * shape.head_dim; ++i) {
-    // Uniform in [-1, 1), exact.
-    const auto word = static_cast<int32_t>(SplitMix64(~sample.seed, i) >> 32 & 0xFFFFFF);
-    input.query.push_back(static_cast<float>(word - (1 << 23)) / static_cast<float>(1 << 23));
+    // Uniform steps of 1/128 in [-1, 1): exact in BF16, as an engine's queries are.
+    const auto step = static_cast<int32_t>(SplitMix64(~sample.seed, i) >> 56);
+    input.query.push_back(static_cast<float>(step - 128) / 128.0F);
   }
   input.tail_k.resize(shape.kv_head_count * tile_values);
   input.tail_v.resize(input.tail_k.size());
@@ -132,25 +132,25 @@ absl::StatusOr<std::vector<float>> RunKernel(const KvGenerator& generator,
   const uint32_t query_head_count = shape.kv_head_count * kQueryHeadsPerKvHead;
   std::vector<float> out(size_t{query_head_count} * shape.head_dim);
   std::vector<float> lse(query_head_count);
-  const kernels::Status status = kernels::Decode({
-      .block_shape = shape,
-      .layer_idx = sample.layer_idx,
-      .query_type = kernels::ElementType::kFp32,
-      .query = input.query.data(),
-      .query_head_count = query_head_count,
-      .block_table = sample.table,
-      .sealed_token_count = uint64_t{shape.block_tokens} * sample.table.size(),
-      .tail = {.k = input.tail_k.data(),
+  kernels::DecodeArgs args;
+  args.block_shape = shape;
+  args.layer_idx = sample.layer_idx;
+  args.query_type = kernels::ElementType::kFp32;
+  args.query = input.query.data();
+  args.query_head_count = query_head_count;
+  args.block_table = sample.table;
+  args.sealed_token_count = uint64_t{shape.block_tokens} * sample.table.size();
+  args.tail = {.k = input.tail_k.data(),
                .v = input.tail_v.data(),
                .token_count = input.tail_token_count,
                .token_stride = shape.head_dim,
-               .head_stride = uint64_t{shape.block_tokens} * shape.head_dim},
-      .softmax_scale = softmax_scale,
-      .g_k = g_k,
-      .g_v = g_v,
-      .out = out,
-      .lse = lse,
-  });
+               .head_stride = uint64_t{shape.block_tokens} * shape.head_dim};
+  args.softmax_scale = softmax_scale;
+  args.g_k = g_k;
+  args.g_v = g_v;
+  args.out = out;
+  args.lse = lse;
+  const kernels::Status status = kernels::Decode(args);
   if (status.code() == kernels::StatusCode::kDataLoss) return DataLoss("%s", status.message());
   if (!status.ok()) return Internal("decode refused its arguments: %s", status.message());
   return out;

@@ -52,7 +52,7 @@ struct DecodeSample {
 // Errors: INTERNAL or DATA_LOSS when the kernel refuses.
 absl::StatusOr<double> DecodeError(const KvGenerator& generator, const DecodeSample& sample);
 
-// What the kernel's FP32 accumulation may differ by.
+// The largest error that passes.
 inline constexpr double kDecodeTolerance = 1.0 / 512;
 // Query heads for each kv head in replays.
 inline constexpr uint32_t kQueryHeadsPerKvHead = 4;

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <string>
+
+#include "client/ctl/commands.h"
+#include "client/ctl/exit_code.h"
+#include "proto/base/reasons.h"
+#include "proto/base/status_util.h"
+
+namespace kvtier::ctl {
+namespace {
+
+constexpr const char* kFooter = R"(
+Examples:
+  kvtierctl status
+  kvtierctl tiers --json --run-dir /tmp/kvtier/run
+  kvtierctl where --context agent-00017
+  kvtierctl replay agents.jsonl.xz --progress --simulate
+  kvtierctl demo --daemon build/release/daemon/kvtierd --dir /tmp/kvtier-demo
+
+Exit status: 0 ok, 1 failed (wrong bytes too), 2 usage, 3 daemon unreachable, 4 not found,
+124 timeout.)";
+
+constexpr const char* kReplayFooter = R"(
+Examples:
+  kvtierctl replay agents.jsonl.xz --progress            as fast as possible, every byte checked
+  kvtierctl replay agents.jsonl.xz --requests 500 --simulate
+  kvtierctl replay --generate --speed 10 --layout medium
+
+The daemon's tiers should be smaller than what the trace holds, or nothing moves.)";
+
+// What the command line says.
+struct CommandLine {
+  GlobalOptions global;
+  uint32_t contexts_limit = 0;
+  std::string where_context;
+  std::string where_key;
+  ReplayCommand replay;
+  bool replay_generate = false;
+  bool replay_no_pauses = false;
+  DemoCommand demo;
+};
+
+void AddGlobalOptions(CLI::App* app, GlobalOptions* global) {
+  app->add_option("--run-dir", global->run_dir, "Directory of the daemon's sockets")
+      ->envname("KVTIER_RUN_DIR")
+      ->capture_default_str();
+  app->add_flag("--json", global->json, "Print JSON, with a stable schema");
+  app->add_option("--timeout", global->timeout_seconds, "Seconds that one call may take")
+      ->check(CLI::Range(0.01, 86'400.0))
+      ->capture_default_str();
+}
+
+void AddLooking(CLI::App* app, CommandLine* line) {
+  app->add_subcommand("status", "The daemon as a whole: version, uptime, health");
+  app->add_subcommand("tiers", "Occupancy, hits and traffic of every tier and link");
+  app->add_subcommand("contexts", "Contexts, most recently used first")
+      ->add_option("--limit", line->contexts_limit, "At most so many, up to 10000")
+      ->check(CLI::Range(1U, 10'000U));
+  CLI::App* where =
+      app->add_subcommand("where", "Every replica of a context's blocks, or of a key");
+  CLI::Option_group* which = where->add_option_group("Which");
+  which->add_option("--context", line->where_context, "Name of a context");
+  which->add_option("--key", line->where_key, "Key of a block, 64 hexadecimal digits");
+  which->require_option(1);
+  app->add_subcommand("version", "The version of kvtierctl");
+}
+
+void AddReplay(CLI::App* app, CommandLine* line) {
+  ReplayCommand* replay = &line->replay;
+  CLI::App* command =
+      app->add_subcommand("replay", "Drive the daemon with a workload and check every byte");
+  command->footer(kReplayFooter);
+  CLI::Option_group* what = command->add_option_group("Workload");
+  what->add_option("TRACE", replay->trace_path, "Recorded workload: JSON lines, plain or .xz");
+  what->add_flag("--generate", line->replay_generate, "The built-in workload of agents");
+  what->require_option(1);
+  command->add_option("--sessions", replay->generated_session_count, "Agents of --generate")
+      ->check(CLI::Range(1U, 10'000U))
+      ->capture_default_str();
+  command->add_option("--requests", replay->request_count_max, "Only the first so many; 0: all")
+      ->capture_default_str();
+  command->add_option("--layout", replay->layout, "Shape of a block: small, medium or large")
+      ->check(CLI::IsMember({"small", "medium", "large"}))
+      ->capture_default_str();
+  command
+      ->add_option("--speed", replay->speed,
+                   "Virtual seconds in one second; 0: as fast as possible, in order")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command->add_option("--seed", replay->seed, "Of queries and keys (and --generate)")
+      ->capture_default_str();
+  command
+      ->add_option("--decode-every", replay->decode_every,
+                   "Check one decode step in so many requests; 0: none")
+      ->capture_default_str();
+  command
+      ->add_option("--resume-ahead-ms", replay->resume_ahead_ms,
+                   "Virtual time from a resume to the request")
+      ->capture_default_str();
+  command->add_flag("--no-pauses", line->replay_no_pauses, "Do not pause and resume contexts");
+  command
+      ->add_option("--restart-timeout-ms", replay->restart_timeout_ms,
+                   "How long to wait for a daemon that went away")
+      ->capture_default_str();
+  command->add_option("--cache-mib", replay->oracle_cache_mib, "Memory for recomputed blocks")
+      ->check(CLI::Range(1U, 1U << 20))
+      ->capture_default_str();
+  command->add_flag("--progress", replay->progress, "Report progress on standard error");
+
+  CLI::Option_group* simulation = command->add_option_group("Simulation");
+  simulation->add_flag("--simulate", replay->simulate,
+                       "Compare with an exact simulation; needs a daemon without blocks");
+  simulation
+      ->add_option("--simulate-tolerance", replay->simulate_tolerance,
+                   "Allowed difference of the total token hit rate")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+  simulation->add_option("--high-watermark", replay->high_watermark, "Of the daemon's tiers")
+      ->check(CLI::Range(0.01, 1.0))
+      ->capture_default_str();
+  simulation->add_option("--low-watermark", replay->low_watermark, "Of the daemon's tiers")
+      ->check(CLI::Range(0.01, 1.0))
+      ->capture_default_str();
+  simulation->add_option("--admission", replay->admission, "The daemon's nvme.admission")
+      ->check(CLI::IsMember({"all", "seen_again"}))
+      ->capture_default_str();
+}
+
+void AddDemo(CLI::App* app, DemoCommand* demo) {
+  CLI::App* command = app->add_subcommand(
+      "demo", "Start a daemon, pause and resume agents, kill -9 it, and check what comes back");
+  command->add_option("--daemon", demo->daemon_path, "The kvtierd to run")
+      ->required()
+      ->check(CLI::ExistingFile);
+  command->add_option("--dir", demo->dir, "For its sockets, data and log; created if missing")
+      ->required();
+  command->add_option("--seed", demo->seed, "Of the workload")->capture_default_str();
+}
+
+absl::Status RunCommand(const CLI::App& app, const CommandLine& line) {
+  const GlobalOptions& global = line.global;
+  if (app.got_subcommand("status")) return ShowStatus(global);
+  if (app.got_subcommand("tiers")) return ShowTiers(global);
+  if (app.got_subcommand("contexts")) return ShowContexts(global, line.contexts_limit);
+  if (app.got_subcommand("where")) return ShowWhere(global, line.where_context, line.where_key);
+  if (app.got_subcommand("replay")) {
+    ReplayCommand replay = line.replay;
+    replay.pauses = !line.replay_no_pauses;
+    return RunReplay(global, replay);
+  }
+  if (app.got_subcommand("demo")) return RunDemo(global, line.demo);
+  return ShowVersion(global);
+}
+
+int Main(int argc, char** argv) {
+  CLI::App app("Looks into a kvtierd, and drives it with recorded workloads.", "kvtierctl");
+  app.footer(kFooter);
+  app.require_subcommand(1);
+  // Global options may stand before or after the command.
+  app.fallthrough();
+  CommandLine line;
+  AddGlobalOptions(&app, &line.global);
+  AddLooking(&app, &line);
+  AddReplay(&app, &line);
+  AddDemo(&app, &line.demo);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : static_cast<int>(ExitCode::kUsage);
+  }
+  const absl::Status status = RunCommand(app, line);
+  if (!status.ok()) {
+    const std::string reason = ReasonOf(status);
+    std::fprintf(stderr, "kvtierctl: %s%s%s%s\n", std::string(FromAbsl(status.message())).c_str(),
+                 reason.empty() ? "" : " (", reason.c_str(), reason.empty() ? "" : ")");
+  }
+  return static_cast<int>(ExitCodeOf(status));
+}
+
+}  // namespace
+}  // namespace kvtier::ctl
+
+int main(int argc, char** argv) { return kvtier::ctl::Main(argc, argv); }
