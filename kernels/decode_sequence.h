@@ -228,11 +228,22 @@ class Sequence {
     }
   }
 
+  std::span<const float> Channels(const std::vector<float>& vector, uint32_t kv_head_idx) const {
+    if (vector.empty()) return {};
+    return std::span(vector).subspan(uint64_t{kv_head_idx} * shape_.head_dim, shape_.head_dim);
+  }
+
   void AddBlock() {
     const std::vector<float> k = RandomRows(shape_.block_tokens);
     const std::vector<float> v = RandomRows(shape_.block_tokens);
     const size_t before = k_.size();
-    AppendDequantized(k, g_k_, &k_);
+    std::vector<float> transformed = k;
+    for (size_t i = 0; options_.transform && i < k.size(); ++i) {
+      const size_t channel = i % k_mean_.size();
+      const float inverse = 1.0F / k_smooth_[channel];
+      transformed[i] = Bf16ToFloat(FloatToBf16((k[i] - k_mean_[channel]) * inverse));
+    }
+    AppendDequantized(transformed, g_k_, &k_);
     AppendDequantized(v, g_v_, &v_);
     for (size_t i = before; options_.transform && i < k_.size(); ++i) {
       const size_t channel = i % k_mean_.size();
@@ -250,7 +261,11 @@ class Sequence {
                          .token_stride = stride};
       };
       ASSERT_TRUE(
-          SealTile(tile, rows_of(k), rows_of(v), {.g_k = g_k_[h], .g_v = g_v_[h]},
+          SealTile(tile, rows_of(k), rows_of(v),
+                   {.g_k = g_k_[h],
+                    .g_v = g_v_[h],
+                    .k_mean = Channels(k_mean_, h),
+                    .k_smooth = Channels(k_smooth_, h)},
                    std::span(block).subspan(TileOffset(block_shape_, kLayer, h), TileBytes(tile)),
                    &stats)
               .ok());

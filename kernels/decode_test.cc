@@ -82,6 +82,14 @@ TEST_P(DecodeOn, MatchesFp64WithSoftCapAndSinks) {
   CheckDecode({32, 128, 2, 4, 0, 0}, GetParam(), {.sinks = true});
 }
 
+TEST_P(DecodeOn, MatchesFp64WithTransformedK) {
+  for (const uint32_t head_dim : {64U, 80U, 128U, 192U}) {
+    CheckDecode({16, head_dim, 2, 3, 4, 0}, GetParam(), {.transform = true});
+    CheckDecode({16, head_dim, 2, 3, 4, 11}, GetParam(), {.transform = true});
+    CheckDecode({16, head_dim, 1, 16, 4, 11}, GetParam(), {.soft_cap = 9.0F, .transform = true});
+  }
+}
+
 TEST_P(DecodeOn, MatchesFp64WithFp8Tail) {
   for (const uint32_t head_dim : {64U, 80U, 96U, 128U, 192U, 256U}) {
     CheckDecode({16, head_dim, 2, 2, 1, 21}, GetParam(), {.tail_type = ElementType::kFp8E4m3});

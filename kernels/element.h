@@ -28,13 +28,28 @@ constexpr uint32_t ElementBytes(ElementType type) {
   return 0;
 }
 
+// Where rows lie when they are not one run: pages of an engine's cache (vLLM and FlashInfer, NHD or
+// HND). Token t of the rows is slot (first_slot + t) % page_tokens of page
+// page_table[(first_slot + t) / page_tokens]. Does not own page_table.
+struct Paging {
+  const uint32_t* page_table = nullptr;
+  uint32_t page_table_count = 0;
+  uint32_t page_tokens = 0;  // 0: not paged, the rest is not read.
+  uint64_t page_stride = 0;  // Elements from one page to the next.
+  uint64_t first_slot = 0;
+};
+
 // Rows of one head to read: row t (token t) is head_dim contiguous elements that begin
-// t * token_stride elements after `data`. Does not own `data`, which needs no alignment. Set
-// token_stride to head_dim for dense rows, or kv_heads * head_dim for [token][kv head][dim].
+// t * token_stride elements after `data`, or with paging page * page_stride + slot * token_stride.
+// Does not own `data`, which needs no alignment. Set token_stride to head_dim for dense rows and
+// HND pages, or kv_heads * head_dim for [token][kv head][dim] and NHD pages; `data` is that of the
+// head (and of K or V) in the first page.
 struct ConstRows {
   ElementType type = ElementType::kBf16;
   const void* data = nullptr;
   uint64_t token_stride = 0;  // In elements, >= head_dim.
+  float scale = 1.0F;         // FP8 only: multiplies the stored values. Finite, above 0.
+  Paging paging = {};
 };
 
 // The same, to write.
@@ -42,6 +57,8 @@ struct MutableRows {
   ElementType type = ElementType::kBf16;
   void* data = nullptr;
   uint64_t token_stride = 0;  // In elements, >= head_dim.
+  float scale = 1.0F;
+  Paging paging = {};
 };
 
 }  // namespace kvtier::kernels

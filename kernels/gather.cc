@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "kernels/cpu/kernel_table.h"
+#include "kernels/cpu/row_type.h"
 #include "kernels/nvfp4.h"
 #include "kernels/rows.h"
 
@@ -16,30 +18,6 @@ bool AllScalesValid(const std::byte* scales, uint64_t count) {
     largest = std::max(largest, std::to_integer<uint8_t>(scales[i]));
   }
   return IsValidScaleByte(largest);
-}
-
-Status ValidateTarget(const TileShape& shape, const MutableRows& rows) {
-  if (rows.data == nullptr) return Status::InvalidArgument("a target has no data");
-  if (rows.type != ElementType::kBf16 && rows.type != ElementType::kFp32) {
-    return Status::InvalidArgument("a target must be BF16 or FP32");
-  }
-  if (rows.token_stride < shape.head_dim) {
-    return Status::InvalidArgument("a target's token_stride is less than head_dim");
-  }
-  return Status();
-}
-
-void GatherRows(const TileShape& shape, const std::byte* tile, float g, OffsetFunction code_offset,
-                OffsetFunction scale_offset, const MutableRows& rows) {
-  for (uint32_t token_idx = 0; token_idx < shape.block_tokens; ++token_idx) {
-    for (uint32_t vector_idx = 0; vector_idx < VectorsPerToken(shape); ++vector_idx) {
-      float values[kVectorDims];
-      Dequantize16(
-          reinterpret_cast<const uint8_t*>(tile + code_offset(shape, token_idx, vector_idx)),
-          std::to_integer<uint8_t>(tile[scale_offset(shape, token_idx, vector_idx)]), g, values);
-      StoreDims(rows, token_idx, vector_idx * kVectorDims, kVectorDims, values);
-    }
-  }
 }
 
 }  // namespace
@@ -58,18 +36,51 @@ Status ValidateTile(const TileShape& shape, std::span<const std::byte> tile) {
   return Status();
 }
 
-Status GatherTile(const TileShape& shape, std::span<const std::byte> tile, float g_k, float g_v,
-                  const MutableRows& k, const MutableRows& v) {
+Status GatherTile(const TileShape& shape, std::span<const std::byte> tile,
+                  const GatherOptions& options, const MutableRows& k, const MutableRows& v) {
   if (const Status status = Validate(shape); !status.ok()) return status;
-  if (const Status status = ValidateTarget(shape, k); !status.ok()) return status;
-  if (const Status status = ValidateTarget(shape, v); !status.ok()) return status;
-  if (!IsValidGlobalScale(g_k) || !IsValidGlobalScale(g_v)) {
+  for (const MutableRows* target : {&k, &v}) {
+    const Status status = ValidateRows(*target, shape.block_tokens, shape.head_dim);
+    if (!status.ok()) return status;
+  }
+  if (!IsValidGlobalScale(options.g_k) || !IsValidGlobalScale(options.g_v)) {
     return Status::InvalidArgument("a global scale is not a power of two in [2^-100, 2^100]");
   }
+  if (!IsaIsAvailable(options.isa)) {
+    return Status::InvalidArgument("the instruction set is not available");
+  }
   if (const Status status = ValidateTile(shape, tile); !status.ok()) return status;
-  GatherRows(shape, tile.data(), g_k, KCodeOffset, KScaleByteOffset, k);
-  GatherRows(shape, tile.data(), g_v, VCodeOffset, VScaleByteOffset, v);
+  const auto gather = [&](const MutableRows& target, float g, cpu::SideOrder order,
+                          uint64_t data_offset, uint64_t scale_offset) {
+    std::byte* rows[kBlockTokensMax];
+    for (uint32_t t = 0; t < shape.block_tokens; ++t) {
+      rows[t] = static_cast<std::byte*>(target.data) + RowOffset(target, t);
+    }
+    cpu::KernelsOf(options.isa)
+        ->gather_side({.codes = tile.data() + data_offset,
+                       .scales = tile.data() + scale_offset,
+                       .order = order,
+                       .block_tokens = shape.block_tokens,
+                       .head_dim = shape.head_dim,
+                       .g = g,
+                       .rows = rows,
+                       .type = cpu::RowTypeOf(target.type),
+                       .inverse_row_scale = 1.0F / target.scale,
+                       .streaming = options.streaming});
+  };
+  gather(k, options.g_k, cpu::SideOrder::kK, KDataOffset(shape), KScaleOffset(shape));
+  gather(v, options.g_v, cpu::SideOrder::kV, VDataOffset(shape), VScaleOffset(shape));
   return Status();
+}
+
+Status GatherTile(const TileShape& shape, std::span<const std::byte> tile, float g_k, float g_v,
+                  const MutableRows& k, const MutableRows& v) {
+  for (const MutableRows* target : {&k, &v}) {
+    if (target->type != ElementType::kBf16 && target->type != ElementType::kFp32) {
+      return Status::InvalidArgument("a target must be BF16 or FP32");
+    }
+  }
+  return GatherTile(shape, tile, {.g_k = g_k, .g_v = g_v}, k, v);
 }
 
 }  // namespace kvtier::kernels

@@ -6,6 +6,7 @@
 #include <span>
 
 #include "kernels/element.h"
+#include "kernels/isa.h"
 #include "kernels/status.h"
 #include "kernels/tile_layout.h"
 
@@ -18,12 +19,26 @@ namespace kvtier::kernels {
 // Thread-safe.
 Status ValidateTile(const TileShape& shape, std::span<const std::byte> tile);
 
-// Dequantizes one tile into block_tokens rows of K and of V, BF16 or FP32. Exact: both types hold
-// every value of the format. Global scales are those the tile was sealed with.
-// `tile` is exactly TileBytes(shape) long, any alignment; the rows must not overlap it. Elements
-// between rows (token_stride > head_dim) are untouched. Thread-safe for disjoint destinations.
-// Errors: kInvalidArgument for a bad shape, scale, view (FP16 could not hold every value) or size;
-// kDataLoss as ValidateTile. Nothing is written on an error.
+struct GatherOptions {
+  float g_k = 1.0F;  // The global scales that the tile was sealed with.
+  float g_v = 1.0F;
+  // For large targets that are not read soon: stores bypass the caches where rows are aligned.
+  bool streaming = false;
+  Isa isa = BestIsa();
+};
+
+// Dequantizes one tile into block_tokens rows of K and of V, of any element type, dense or in
+// pages. BF16 and FP32 are exact. FP16 rounds to nearest even, beyond its range to infinity. FP8 is
+// e4m3(value * (1 / rows.scale)), rounded to nearest even and saturating at 448. K sealed with a
+// transform comes out transformed. `tile` is exactly TileBytes(shape) long, any alignment; the rows
+// must not overlap it. Elements between rows (token_stride > head_dim) are untouched. Every
+// instruction set gives the same bits. Thread-safe for disjoint destinations.
+// Errors: kInvalidArgument for a bad shape, scale, view or size; kDataLoss as ValidateTile. Nothing
+// is written on an error.
+Status GatherTile(const TileShape& shape, std::span<const std::byte> tile,
+                  const GatherOptions& options, const MutableRows& k, const MutableRows& v);
+
+// The exact form: as above with these global scales, for BF16 or FP32 rows only.
 Status GatherTile(const TileShape& shape, std::span<const std::byte> tile, float g_k, float g_v,
                   const MutableRows& k, const MutableRows& v);
 

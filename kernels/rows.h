@@ -2,25 +2,57 @@
 #ifndef KVTIER_KERNELS_ROWS_H_
 #define KVTIER_KERNELS_ROWS_H_
 
+#include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 
 #include "kernels/element.h"
 #include "kernels/nvfp4.h"
-#include "kernels/tile_layout.h"
+#include "kernels/status.h"
 
 // Internal to kernels/: typed access to ConstRows and MutableRows. Loads and stores go through
 // memcpy because rows need no alignment. Pure, thread-safe.
 
 namespace kvtier::kernels {
 
-// KCodeOffset and its three siblings: K and V differ only in where their bytes are.
-using OffsetFunction = uint64_t (*)(const TileShape&, uint32_t token_idx, uint32_t vector_idx);
+// Bytes from the data of ConstRows or MutableRows to row `token_idx`.
+template <typename Rows>
+uint64_t RowOffset(const Rows& rows, uint64_t token_idx) {
+  uint64_t elements = token_idx * rows.token_stride;
+  if (rows.paging.page_tokens != 0) {
+    const uint64_t slot = rows.paging.first_slot + token_idx;
+    elements = rows.paging.page_table[slot / rows.paging.page_tokens] * rows.paging.page_stride +
+               slot % rows.paging.page_tokens * rows.token_stride;
+  }
+  return elements * ElementBytes(rows.type);
+}
 
-// Converts row `token_idx` of `rows` to FP32 values as the element type holds them.
+// What ConstRows and MutableRows of token_count tokens have in common to check.
+template <typename Rows>
+Status ValidateRows(const Rows& rows, uint32_t token_count, uint32_t head_dim) {
+  if (rows.data == nullptr) return Status::InvalidArgument("rows have no data");
+  if (ElementBytes(rows.type) == 0) return Status::InvalidArgument("unknown element type");
+  if (rows.token_stride < head_dim) {
+    return Status::InvalidArgument("a token_stride is less than head_dim");
+  }
+  if (!std::isfinite(rows.scale) || rows.scale <= 0.0F) {
+    return Status::InvalidArgument("a scale is not finite and above 0");
+  }
+  const Paging& paging = rows.paging;
+  if (paging.page_tokens == 0) return Status();
+  if (paging.page_table == nullptr) return Status::InvalidArgument("no page table");
+  const uint64_t capacity = uint64_t{paging.page_table_count} * paging.page_tokens;
+  if (paging.first_slot > capacity || capacity - paging.first_slot < token_count) {
+    return Status::InvalidArgument("the page table is too short");
+  }
+  return Status();
+}
+
+// Converts row `token_idx` of `rows` to FP32 values as the element type holds them (FP8 without
+// its scale).
 inline void LoadRow(const ConstRows& rows, uint64_t token_idx, uint32_t dim_count, float* out) {
-  const auto* row = static_cast<const unsigned char*>(rows.data) +
-                    token_idx * rows.token_stride * ElementBytes(rows.type);
+  const auto* row = static_cast<const unsigned char*>(rows.data) + RowOffset(rows, token_idx);
   if (rows.type == ElementType::kFp32) {
     std::memcpy(out, row, dim_count * sizeof(float));
     return;
@@ -33,21 +65,6 @@ inline void LoadRow(const ConstRows& rows, uint64_t token_idx, uint32_t dim_coun
     uint16_t bits = 0;
     std::memcpy(&bits, row + i * sizeof(bits), sizeof(bits));
     out[i] = rows.type == ElementType::kBf16 ? Bf16ToFloat(bits) : Fp16ToFloat(bits);
-  }
-}
-
-// Writes dim_count FP32 values into row `token_idx` of BF16 or FP32 `rows`, from dim `first_dim`.
-inline void StoreDims(const MutableRows& rows, uint64_t token_idx, uint32_t first_dim,
-                      uint32_t dim_count, const float* values) {
-  auto* target = static_cast<unsigned char*>(rows.data) +
-                 (token_idx * rows.token_stride + first_dim) * ElementBytes(rows.type);
-  if (rows.type == ElementType::kFp32) {
-    std::memcpy(target, values, dim_count * sizeof(float));
-    return;
-  }
-  for (uint32_t i = 0; i < dim_count; ++i) {
-    const uint16_t bits = FloatToBf16(values[i]);
-    std::memcpy(target + i * sizeof(bits), &bits, sizeof(bits));
   }
 }
 

@@ -1,41 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/seal.h"
 
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/cpu/kernel_table.h"
+#include "kernels/cpu/row_type.h"
 #include "kernels/rows.h"
 
 namespace kvtier::kernels {
 namespace {
 
-Status ValidateSource(const TileShape& shape, const ConstRows& rows) {
-  if (rows.data == nullptr) return Status::InvalidArgument("a source has no data");
-  if (ElementBytes(rows.type) == 0) {
-    return Status::InvalidArgument("a source has an unknown element type");
+Status ValidateTransform(const TileShape& shape, const SealOptions& options) {
+  for (const auto& vector : {options.k_mean, options.k_smooth}) {
+    if (vector.empty()) continue;
+    if (vector.size() != shape.head_dim ||
+        !std::all_of(vector.begin(), vector.end(), [](float x) { return std::isfinite(x); })) {
+      return Status::InvalidArgument("k_mean and k_smooth need a finite value per channel");
+    }
   }
-  if (rows.token_stride < shape.head_dim) {
-    return Status::InvalidArgument("a source's token_stride is less than head_dim");
+  if (!std::all_of(options.k_smooth.begin(), options.k_smooth.end(),
+                   [](float x) { return x > 0.0F && std::isfinite(1.0F / x); })) {
+    return Status::InvalidArgument("k_smooth must be above 0 and have a finite reciprocal");
   }
   return Status();
 }
 
-// Quantizes all rows of K or of V; the two differ only in where bytes go.
-void SealRows(const TileShape& shape, const ConstRows& rows, float g, ScaleSearch search,
-              OffsetFunction code_offset, OffsetFunction scale_offset, std::byte* tile,
-              SealStats* stats) {
-  float row[kHeadDimMax];
-  for (uint32_t token_idx = 0; token_idx < shape.block_tokens; ++token_idx) {
-    LoadRow(rows, token_idx, shape.head_dim, row);
-    if (rows.type == ElementType::kFp32) {
-      for (uint32_t i = 0; i < shape.head_dim; ++i) row[i] = Bf16ToFloat(FloatToBf16(row[i]));
-    }
-    for (uint32_t vector_idx = 0; vector_idx < VectorsPerToken(shape); ++vector_idx) {
-      const QuantizeFlags flags = Quantize16(
-          row + uint64_t{vector_idx} * kVectorDims, g,
-          reinterpret_cast<uint8_t*>(tile + code_offset(shape, token_idx, vector_idx)),
-          reinterpret_cast<uint8_t*>(tile + scale_offset(shape, token_idx, vector_idx)), search);
-      stats->nonfinite_count += flags.nonfinite ? 1 : 0;
-      stats->saturated_count += flags.saturated ? 1 : 0;
-    }
-  }
+void Add(const cpu::SealCounts& counts, SealStats* stats) {
+  stats->nonfinite_count += counts.nonfinite_count;
+  stats->saturated_count += counts.saturated_count;
 }
 
 }  // namespace
@@ -43,20 +36,63 @@ void SealRows(const TileShape& shape, const ConstRows& rows, float g, ScaleSearc
 Status SealTile(const TileShape& shape, const ConstRows& k, const ConstRows& v,
                 const SealOptions& options, std::span<std::byte> dst, SealStats* stats) {
   if (const Status status = Validate(shape); !status.ok()) return status;
-  if (const Status status = ValidateSource(shape, k); !status.ok()) return status;
-  if (const Status status = ValidateSource(shape, v); !status.ok()) return status;
+  for (const ConstRows* rows : {&k, &v}) {
+    const Status status = ValidateRows(*rows, shape.block_tokens, shape.head_dim);
+    if (!status.ok()) return status;
+  }
   if (!IsValidGlobalScale(options.g_k) || !IsValidGlobalScale(options.g_v)) {
     return Status::InvalidArgument("a global scale is not a power of two in [2^-100, 2^100]");
   }
   if (options.search != ScaleSearch::kAmax6 && options.search != ScaleSearch::kFourOverSix) {
     return Status::InvalidArgument("unknown scale search");
   }
+  if (const Status status = ValidateTransform(shape, options); !status.ok()) return status;
+  if (!IsaIsAvailable(options.isa)) {
+    return Status::InvalidArgument("the instruction set is not available");
+  }
   if (dst.size() != TileBytes(shape)) {
     return Status::InvalidArgument("dst is not TileBytes long");
   }
   if (stats == nullptr) return Status::InvalidArgument("stats is required");
-  SealRows(shape, k, options.g_k, options.search, KCodeOffset, KScaleByteOffset, dst.data(), stats);
-  SealRows(shape, v, options.g_v, options.search, VCodeOffset, VScaleByteOffset, dst.data(), stats);
+
+  const cpu::SealSideFunction seal_side = cpu::KernelsOf(options.isa)->seal_side;
+  const std::byte* rows[kBlockTokensMax];
+  const auto side_of = [&](const ConstRows& source) {
+    for (uint32_t t = 0; t < shape.block_tokens; ++t) {
+      rows[t] = static_cast<const std::byte*>(source.data) + RowOffset(source, t);
+    }
+    cpu::SealSide side{};
+    side.rows = rows;
+    side.type = cpu::RowTypeOf(source.type);
+    side.row_scale = source.scale;
+    side.block_tokens = shape.block_tokens;
+    side.head_dim = shape.head_dim;
+    side.four_over_six = options.search == ScaleSearch::kFourOverSix;
+    return side;
+  };
+  cpu::SealSide side = side_of(k);
+  side.g = options.g_k;
+  side.order = cpu::SideOrder::kK;
+  side.codes = dst.data() + KDataOffset(shape);
+  side.scales = dst.data() + KScaleOffset(shape);
+  float mean[kHeadDimMax] = {};
+  float inverse_smooth[kHeadDimMax];
+  if (!options.k_mean.empty() || !options.k_smooth.empty()) {
+    std::copy(options.k_mean.begin(), options.k_mean.end(), mean);
+    std::fill_n(inverse_smooth, shape.head_dim, 1.0F);
+    for (size_t i = 0; i < options.k_smooth.size(); ++i) {
+      inverse_smooth[i] = 1.0F / options.k_smooth[i];
+    }
+    side.mean = mean;
+    side.inverse_smooth = inverse_smooth;
+  }
+  Add(seal_side(side), stats);
+  side = side_of(v);
+  side.g = options.g_v;
+  side.order = cpu::SideOrder::kV;
+  side.codes = dst.data() + VDataOffset(shape);
+  side.scales = dst.data() + VScaleOffset(shape);
+  Add(seal_side(side), stats);
   return Status();
 }
 

@@ -12,26 +12,15 @@
 namespace kvtier::kernels::cpu {
 namespace {
 
-// FP8 E4M3 (signed) rows -> BF16 rows in pass->wide. Exact; the two NaN bytes become NaN.
+// FP8 rows -> BF16 rows in pass->wide, exact.
 void WidenFp8Rows(const std::byte* const* rows, uint32_t head_dim, uint32_t token_count,
                   Pass* pass) {
-  const __m512i magnitude_mask = _mm512_set1_epi16(0x7F);
-  const __m512 unit = _mm512_set1_ps(kScaleUnit);
   for (uint32_t t = 0; t < token_count; ++t) {
-    for (uint32_t dim = 0; dim < head_dim; dim += 32) {
-      const auto mask = static_cast<__mmask32>(head_dim - dim >= 32 ? ~0U : 0xFFFFU);
-      const __m512i bytes = _mm512_cvtepu8_epi16(_mm256_maskz_loadu_epi8(mask, rows[t] + dim));
-      const __m512i magnitude = _mm512_and_si512(bytes, magnitude_mask);
-      const __m512i half =
-          _mm512_or_si512(_mm512_slli_epi16(magnitude, 7),
-                          _mm512_slli_epi16(_mm512_andnot_si512(magnitude_mask, bytes), 8));
-      const __m512 low = _mm512_cvtph_ps(_mm512_castsi512_si256(half));
-      const __m512 high = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(half, 1));
-      const __m512i values =
-          (__m512i)_mm512_cvtne2ps_pbh(_mm512_mul_ps(high, unit), _mm512_mul_ps(low, unit));
-      const __mmask32 nan = _mm512_cmpeq_epi16_mask(magnitude, magnitude_mask);
-      _mm512_store_si512(&pass->wide[t][dim],
-                         _mm512_mask_mov_epi16(values, nan, _mm512_set1_epi16(0x7FC0)));
+    for (uint32_t dim = 0; dim < head_dim; dim += 16) {
+      const __m512 value =
+          Fp8ToFloat(_mm_loadu_si128(reinterpret_cast<const __m128i*>(rows[t] + dim)));
+      _mm256_store_si256(reinterpret_cast<__m256i*>(&pass->wide[t][dim]),
+                         _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(value), 16)));
     }
   }
 }
@@ -48,22 +37,6 @@ void WidenRows(SideFormat format, uint32_t head_dim, uint32_t token_count, const
 
 uint32_t ElementBytesOf(SideFormat format) { return format == SideFormat::kFp8 ? 1 : 2; }
 
-template <int kRows>
-void ScoreRows(const AttendQuery& query, const std::byte* const* rows, float factor,
-               const float* bias, uint32_t token_count, Pass* pass) {
-  for (uint32_t t = 0; t < token_count; t += kGroupTokens) {
-    const std::byte* group[kGroupTokens];
-    for (uint32_t i = 0; i < kGroupTokens; ++i) {
-      group[i] = rows[t + i < token_count ? t + i : token_count - 1];
-    }
-    if (query.is_bf16) {
-      ScoreRowGroup<kRows, 1>(group, query.head_dim, factor, bias, t, pass);
-    } else {
-      ScoreRowGroup<kRows, 2>(group, query.head_dim, factor, bias, t, pass);
-    }
-  }
-}
-
 // The rest of AttendQuery in the log2 domain and padded to kRows.
 struct Factors {
   float scale;
@@ -75,6 +48,21 @@ Factors MakeFactors(const AttendQuery& query, float multiplier) {
   factors.scale = query.scale * kLog2E * multiplier;
   for (uint32_t row = 0; row < query.row_count; ++row) factors.bias[row] = query.bias[row] * kLog2E;
   return factors;
+}
+
+// Scores of up to 16 rows; the score of token `first_token` of the chunk is the first.
+template <int kRows>
+void ScoreRows(const AttendQuery& query, const std::byte* const* rows, const Factors& factors,
+               uint32_t first_token, uint32_t token_count, Pass* pass) {
+  const std::byte* group[kGroupTokens];
+  for (uint32_t i = 0; i < kGroupTokens; ++i) {
+    group[i] = rows[i < token_count ? i : token_count - 1];
+  }
+  if (query.is_bf16) {
+    ScoreRowGroup<kRows, 1>(group, query.head_dim, factors.scale, factors.bias, first_token, pass);
+  } else {
+    ScoreRowGroup<kRows, 2>(group, query.head_dim, factors.scale, factors.bias, first_token, pass);
+  }
 }
 
 // Tokens that at least one row sees, from a whole chunk on.
@@ -120,48 +108,100 @@ void Finish(const AttendQuery& query, SideFormat v_format, float multiplier, con
   }
 }
 
+// Bytes of one side of 16 tokens.
+uint64_t GroupBytes(SideFormat format, uint32_t head_dim) {
+  if (format == SideFormat::kNvfp4) return uint64_t{head_dim} * kGroupTokens / 2;
+  return uint64_t{head_dim} * kGroupTokens * ElementBytesOf(format);
+}
+
+// Always inlined: GCC 12 takes a function of prefetches only for one without effect and drops it.
+KVTIER_AVX512_INLINE void Prefetch(const std::byte* data, uint64_t bytes) {
+  for (uint64_t i = 0; i < bytes; i += 64) _mm_prefetch(data + i, _MM_HINT_T0);
+}
+
+// Sealed tokens by chunks. Hardware prefetchers stop at the end of each tile, so the next chunk is
+// requested here while this one is computed.
+class TileStream {
+ public:
+  TileStream(const AttendTiles& tiles, uint32_t head_dim, uint64_t end)
+      : tiles_(tiles),
+        head_dim_(head_dim),
+        end_((end + kGroupTokens - 1) / kGroupTokens * kGroupTokens) {}
+
+  // The groups of the chunk at token `first`; returns how many.
+  uint32_t Groups(uint64_t first, TokenGroup* groups) const {
+    const uint64_t left = end_ - first;
+    const auto count =
+        static_cast<uint32_t>((left < kChunkTokens ? left : uint64_t{kChunkTokens}) / kGroupTokens);
+    for (uint32_t i = 0; i < count; ++i) groups[i] = Group(first + i * kGroupTokens);
+    return count;
+  }
+
+  // Requests the group that begins at `token`, if there is one.
+  [[gnu::always_inline]] inline void Request(uint64_t token) const {
+    if (token >= end_) return;
+    const TokenGroup group = Group(token);
+    for (const TileSide* side : {&tiles_.k, &tiles_.v}) {
+      const uint64_t bytes = GroupBytes(side->format, head_dim_);
+      Prefetch(group.tile + side->data_offset + group.first_token / kGroupTokens * bytes, bytes);
+      if (side->format == SideFormat::kNvfp4) {
+        Prefetch(group.tile + side->scale_offset + group.first_token * (head_dim_ / 16), head_dim_);
+      }
+    }
+  }
+
+ private:
+  TokenGroup Group(uint64_t token) const {
+    return {.tile = tiles_.blocks[token / tiles_.block_tokens] + tiles_.tile_offset,
+            .first_token = static_cast<uint32_t>(token % tiles_.block_tokens)};
+  }
+
+  const AttendTiles& tiles_;
+  uint32_t head_dim_;
+  uint64_t end_;
+};
+
+// Points rows at the tokens of a side that is not NVFP4.
+void PointAtRows(const TileSide& side, uint32_t head_dim, const TokenGroup* groups,
+                 uint32_t token_count, const std::byte** rows, Pass* pass) {
+  const uint64_t row_bytes = uint64_t{head_dim} * ElementBytesOf(side.format);
+  for (uint32_t t = 0; t < token_count; ++t) {
+    const TokenGroup& group = groups[t / kGroupTokens];
+    rows[t] = group.tile + side.data_offset + (group.first_token + t % kGroupTokens) * row_bytes;
+  }
+  WidenRows(side.format, head_dim, token_count, rows, pass);
+}
+
 template <int kRows>
 bool AttendTilesOf(const AttendQuery& query, const AttendTiles& tiles, Pass* pass) {
   const bool k_nvfp4 = tiles.k.format == SideFormat::kNvfp4;
   const bool v_nvfp4 = tiles.v.format == SideFormat::kNvfp4;
   const Factors factors = MakeFactors(query, tiles.k.multiplier * (k_nvfp4 ? kScaleUnit : 1.0F));
-  const uint64_t token_count = tiles.block_count * tiles.block_tokens;
-  const Span span = VisibleSpan(query, token_count);
+  const Span span = VisibleSpan(query, tiles.block_count * tiles.block_tokens);
+  const TileStream stream(tiles, query.head_dim, span.end);
+  for (uint32_t t = 0; t < kChunkTokens; t += kGroupTokens) stream.Request(span.first + t);
   __m512i largest = _mm512_setzero_si512();
   for (uint64_t first = span.first; first < span.end; first += kChunkTokens) {
-    const uint64_t left = token_count - first;
-    const auto count = static_cast<uint32_t>(left < kChunkTokens ? left : kChunkTokens);
-    const uint32_t group_count = count / kGroupTokens;
     TokenGroup groups[kChunkTokens / kGroupTokens];
     const std::byte* rows[kChunkTokens];
+    const uint32_t group_count = stream.Groups(first, groups);
+    const uint32_t count = group_count * kGroupTokens;
+    if (!k_nvfp4) PointAtRows(tiles.k, query.head_dim, groups, count, rows, pass);
     for (uint32_t i = 0; i < group_count; ++i) {
-      const uint64_t token = first + i * kGroupTokens;
-      groups[i].tile = tiles.blocks[token / tiles.block_tokens] + tiles.tile_offset;
-      groups[i].first_token = static_cast<uint32_t>(token % tiles.block_tokens);
-    }
-    const auto point_at_rows = [&](const TileSide& side) {
-      const uint64_t row_bytes = uint64_t{query.head_dim} * ElementBytesOf(side.format);
-      for (uint32_t t = 0; t < count; ++t) {
-        const TokenGroup& group = groups[t / kGroupTokens];
-        rows[t] =
-            group.tile + side.data_offset + (group.first_token + t % kGroupTokens) * row_bytes;
+      stream.Request(first + kChunkTokens + i * kGroupTokens);
+      if (!k_nvfp4) {
+        ScoreRows<kRows>(query, rows + i * kGroupTokens, factors, i * kGroupTokens, kGroupTokens,
+                         pass);
+        continue;
       }
-      WidenRows(side.format, query.head_dim, count, rows, pass);
-    };
-    if (k_nvfp4) {
-      for (uint32_t i = 0; i < group_count; ++i) {
-        largest = _mm512_max_epu8(largest, LoadTileK(tiles, query.head_dim, groups[i], pass));
-        if (query.is_bf16) {
-          ScoreTileGroup<kRows, 1>(query.head_dim, factors.scale, factors.bias, i * kGroupTokens,
-                                   pass);
-        } else {
-          ScoreTileGroup<kRows, 2>(query.head_dim, factors.scale, factors.bias, i * kGroupTokens,
-                                   pass);
-        }
+      largest = _mm512_max_epu8(largest, LoadTileK(tiles, query.head_dim, groups[i], pass));
+      if (query.is_bf16) {
+        ScoreTileGroup<kRows, 1>(query.head_dim, factors.scale, factors.bias, i * kGroupTokens,
+                                 pass);
+      } else {
+        ScoreTileGroup<kRows, 2>(query.head_dim, factors.scale, factors.bias, i * kGroupTokens,
+                                 pass);
       }
-    } else {
-      point_at_rows(tiles.k);
-      ScoreRows<kRows>(query, rows, factors.scale, factors.bias, count, pass);
     }
     ScoresToWeights(query, first, count, pass);
     if (v_nvfp4) {
@@ -169,7 +209,7 @@ bool AttendTilesOf(const AttendQuery& query, const AttendTiles& tiles, Pass* pas
                                 LoadTileVScales(tiles, query.head_dim, groups, group_count, pass));
       AddTileV<kRows>(tiles, query.head_dim, groups, group_count, pass);
     } else {
-      point_at_rows(tiles.v);
+      PointAtRows(tiles.v, query.head_dim, groups, count, rows, pass);
       AddRowV<kRows>(rows, query.head_dim, count, pass);
     }
   }
@@ -177,26 +217,42 @@ bool AttendTilesOf(const AttendQuery& query, const AttendTiles& tiles, Pass* pas
   return _mm512_cmpgt_epu8_mask(largest, _mm512_set1_epi8(0x7E)) == 0;
 }
 
+// Requests up to 16 rows of both sides from token `first` on.
+KVTIER_AVX512_INLINE void RequestRows(const AttendRows& part, uint32_t head_dim, uint64_t first) {
+  for (uint64_t t = first; t < first + kGroupTokens && t < part.token_count; ++t) {
+    for (const AttendSide* side : {&part.k, &part.v}) {
+      Prefetch(side->data + t * side->stride_bytes,
+               uint64_t{head_dim} * ElementBytesOf(side->format));
+    }
+  }
+}
+
 template <int kRows>
 void AttendRowsOf(const AttendQuery& query, const AttendRows& part, Pass* pass) {
   const Factors factors = MakeFactors(query, part.k.multiplier);
   const Span span = VisibleSpan(query, part.token_count);
   for (uint64_t first = span.first; first < span.end; first += kChunkTokens) {
-    const uint64_t left = part.token_count - first;
-    const auto count = static_cast<uint32_t>(left < kChunkTokens ? left : kChunkTokens);
+    const uint64_t left = span.end - first;
+    const auto count = static_cast<uint32_t>(left < kChunkTokens ? left : uint64_t{kChunkTokens});
     const std::byte* rows[kChunkTokens];
     const auto point_at_rows = [&](const AttendSide& side) {
       for (uint32_t t = 0; t < count; ++t) rows[t] = side.data + (first + t) * side.stride_bytes;
       WidenRows(side.format, query.head_dim, count, rows, pass);
     };
     point_at_rows(part.k);
-    ScoreRows<kRows>(query, rows, factors.scale, factors.bias, count, pass);
+    for (uint32_t t = 0; t < count; t += kGroupTokens) {
+      RequestRows(part, query.head_dim, first + kChunkTokens + t);
+      ScoreRows<kRows>(query, rows + t, factors, t,
+                       count - t < kGroupTokens ? count - t : kGroupTokens, pass);
+    }
     ScoresToWeights(query, first, count, pass);
     point_at_rows(part.v);
     AddRowV<kRows>(rows, query.head_dim, count, pass);
   }
   Finish(query, part.v.format, part.v.multiplier, *pass);
 }
+
+}  // namespace
 
 bool AttendTilesAvx512(const AttendQuery& query, const AttendTiles& tiles) {
   Pass pass;
@@ -235,10 +291,5 @@ void AttendRowsAvx512(const AttendQuery& query, const AttendRows& part) {
       return AttendRowsOf<16>(query, part, &pass);
   }
 }
-
-}  // namespace
-
-const KernelTable kAvx512Kernels = {.attend_tiles = AttendTilesAvx512,
-                                    .attend_rows = AttendRowsAvx512};
 
 }  // namespace kvtier::kernels::cpu

@@ -176,6 +176,8 @@ class Pass {
   float sum_[kAttendRowsMax];
 };
 
+}  // namespace
+
 bool AttendTilesScalar(const AttendQuery& query, const AttendTiles& tiles) {
   const TileShape shape{.block_tokens = tiles.block_tokens, .head_dim = query.head_dim};
   Pass pass(query);
@@ -198,10 +200,5 @@ void AttendRowsScalar(const AttendQuery& query, const AttendRows& part) {
   }
   pass.Finish();
 }
-
-}  // namespace
-
-const KernelTable kScalarKernels = {.attend_tiles = AttendTilesScalar,
-                                    .attend_rows = AttendRowsScalar};
 
 }  // namespace kvtier::kernels::cpu

@@ -44,6 +44,19 @@ KVTIER_AVX512_INLINE __m512 ScalesToFloat(__m128i bytes) {
   return _mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(bytes), 7));
 }
 
+// 16 signed E4M3 bytes. Exact; the two NaN bytes become NaN.
+KVTIER_AVX512_INLINE __m512 Fp8ToFloat(__m128i bytes) {
+  const __m256i magnitude_mask = _mm256_set1_epi16(0x7F);
+  const __m256i words = _mm256_cvtepu8_epi16(bytes);
+  const __m256i magnitude = _mm256_and_si256(words, magnitude_mask);
+  const __m256i half =
+      _mm256_or_si256(_mm256_slli_epi16(magnitude, 7),
+                      _mm256_slli_epi16(_mm256_andnot_si256(magnitude_mask, words), 8));
+  const __m512 value = _mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(256.0F));
+  const __mmask16 nan = _mm256_cmpeq_epi16_mask(magnitude, magnitude_mask);
+  return _mm512_mask_mov_ps(value, nan, _mm512_castsi512_ps(_mm512_set1_epi32(0x7FC00000)));
+}
+
 // 8 tokens of a 16-dim block of V lie in 64 bytes, see FORMAT.md 2.2. For 4 of them, a b c d: the
 // byte index that brings bytes k of a, b, c, d into words 4k .. 4k + 3. Words hold the byte twice.
 KVTIER_AVX512_INLINE __m512i VQuadIndex(bool odd_block, bool second_quad) {

@@ -3,6 +3,7 @@
 #define KVTIER_KERNELS_CPU_KERNEL_TABLE_H_
 
 #include "kernels/cpu/attend.h"
+#include "kernels/cpu/transfer.h"
 #include "kernels/isa.h"
 
 namespace kvtier::kernels::cpu {
@@ -11,7 +12,14 @@ namespace kvtier::kernels::cpu {
 struct KernelTable {
   AttendTilesFunction attend_tiles;
   AttendRowsFunction attend_rows;
+  SealSideFunction seal_side;
+  GatherSideFunction gather_side;
 };
+
+bool AttendTilesScalar(const AttendQuery& query, const AttendTiles& tiles);
+void AttendRowsScalar(const AttendQuery& query, const AttendRows& part);
+bool AttendTilesAvx512(const AttendQuery& query, const AttendTiles& tiles);
+void AttendRowsAvx512(const AttendQuery& query, const AttendRows& part);
 
 extern const KernelTable kScalarKernels;
 extern const KernelTable kAvx2Kernels;  // Defined on x86-64 only, as the next.

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef KVTIER_KERNELS_CPU_TRANSFER_H_
+#define KVTIER_KERNELS_CPU_TRANSFER_H_
+
+#include <cstddef>
+#include <cstdint>
+
+// Internal to kernels/: sealing and gathering one side (K or V) of a tile, as plain data. The rule
+// of attend.h holds: no inline function here.
+
+namespace kvtier::kernels::cpu {
+
+enum class RowType : uint8_t { kBf16, kFp16, kFp32, kFp8 };
+
+// K and V of a tile differ in the order of their 8-byte runs and scale bytes.
+enum class SideOrder : uint8_t { kK, kV };
+
+struct SealSide {
+  const std::byte* const* rows;  // [block_tokens], each head_dim elements.
+  RowType type;
+  float row_scale;              // FP8: multiplies the stored values.
+  const float* mean;            // [head_dim] or null: x = bf16((x - mean) * inverse_smooth).
+  const float* inverse_smooth;  // [head_dim], null if and only if mean is.
+  uint32_t block_tokens;
+  uint32_t head_dim;
+  float g;
+  bool four_over_six;
+  SideOrder order;
+  std::byte* codes;
+  std::byte* scales;
+};
+
+struct SealCounts {
+  uint64_t nonfinite_count;
+  uint64_t saturated_count;
+};
+
+struct GatherSide {
+  const std::byte* codes;
+  const std::byte* scales;  // All valid.
+  SideOrder order;
+  uint32_t block_tokens;
+  uint32_t head_dim;
+  float g;
+  std::byte* const* rows;  // [block_tokens], each head_dim elements.
+  RowType type;
+  float inverse_row_scale;  // FP8: the stored byte is e4m3(value * inverse_row_scale).
+  bool streaming;           // Bypass the caches if the rows' alignment allows it.
+};
+
+using SealSideFunction = SealCounts (*)(const SealSide&);
+using GatherSideFunction = void (*)(const GatherSide&);
+
+}  // namespace kvtier::kernels::cpu
+
+#endif  // KVTIER_KERNELS_CPU_TRANSFER_H_
