@@ -24,7 +24,8 @@ namespace kvtier {
 
 struct TierCase {
   std::string name;
-  // A fresh tier of 8 to 64 MiB that takes payloads of 1 MiB. `folder` is empty and its own.
+  // A fresh tier of 8 to 64 MiB that takes payloads of 1 MiB and has room for four owners. `folder`
+  // is empty and its own.
   std::function<std::unique_ptr<Tier>(const std::string& folder)> create;
   // The tier stores who a block is and refuses to give it out as another.
   bool checks_identity = false;

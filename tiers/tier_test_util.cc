@@ -5,12 +5,12 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <optional>
 #include <random>
 #include <system_error>
 #include <utility>
 
 #include "absl/synchronization/mutex.h"
-#include "absl/synchronization/notification.h"
 #include "proto/base/check.h"
 #include "proto/base/crc32c.h"
 #include "proto/base/status_util.h"
@@ -26,15 +26,22 @@ Digest DigestOf(std::string_view what, uint64_t seed) {
 
 // Shared with `done`, which a broken tier may call again after the waiter has gone.
 struct Waiter {
-  absl::Notification notified;
-  absl::Status status;
+  // Not absl::Notification, whose fast path ThreadSanitizer does not see in Debian's build.
+  absl::Mutex mutex;
+  std::optional<absl::Status> result ABSL_GUARDED_BY(mutex);
 
   static Tier::Done DoneOf(const std::shared_ptr<Waiter>& waiter) {
     return [waiter](absl::Status status) {
-      KVT_CHECK(!waiter->notified.HasBeenNotified());
-      waiter->status = std::move(status);
-      waiter->notified.Notify();
+      absl::MutexLock lock(&waiter->mutex);
+      KVT_CHECK(!waiter->result.has_value());
+      waiter->result = std::move(status);
     };
+  }
+  absl::Status Wait() {
+    absl::MutexLock lock(&mutex);
+    mutex.Await(absl::Condition(
+        +[](std::optional<absl::Status>* value) { return value->has_value(); }, &result));
+    return *result;
   }
 };
 
@@ -71,16 +78,14 @@ absl::Status WriteAndWait(Tier& tier, ReplicaId replica, const BlockMeta& meta,
                           std::span<const std::byte> source) {
   auto waiter = std::make_shared<Waiter>();
   tier.Write(replica, meta, source, Waiter::DoneOf(waiter));
-  waiter->notified.WaitForNotification();
-  return waiter->status;
+  return waiter->Wait();
 }
 
 absl::Status ReadAndWait(Tier& tier, ReplicaId replica, const BlockMeta& meta,
                          std::span<std::byte> target) {
   auto waiter = std::make_shared<Waiter>();
   tier.Read(replica, meta, target, Waiter::DoneOf(waiter));
-  waiter->notified.WaitForNotification();
-  return waiter->status;
+  return waiter->Wait();
 }
 
 absl::Status ReadAndCompare(Tier& tier, ReplicaId replica, const TestBlock& block) {

@@ -34,7 +34,7 @@ INSTANTIATE_TEST_SUITE_P(
                     TierCase{.name = "HbmCpuDevice",
                              .create =
                                  [](const std::string&) {
-                                   return MakeTier(12 * kMiB, 4 * kMiB, TierId::kHbm);
+                                   return MakeTier(32 * kMiB, 4 * kMiB, TierId::kHbm);
                                  }}),
     CaseName);
 

@@ -170,11 +170,10 @@ absl::Status BlockIndex::CheckFormat() {
   return absl::OkStatus();
 }
 
-absl::Status BlockIndex::MarkComplete(uint64_t segment_bytes) {
+absl::Status BlockIndex::MarkComplete(uint64_t segment_bytes, uint64_t format_version) {
   rocksdb::WriteBatch batch;
   rocksdb::Status put = batch.Put(handles_[kMeta], kSegmentBytesKey, NumberOf(segment_bytes));
-  const uint64_t version = kFormatVersion;
-  if (put.ok()) put = batch.Put(handles_[kMeta], kFormatVersionKey, NumberOf(version));
+  if (put.ok()) put = batch.Put(handles_[kMeta], kFormatVersionKey, NumberOf(format_version));
   if (put.ok()) put = db_->Write(Synced(), &batch);
   KVT_RETURN_IF_ERROR(StatusOfRocksDb(put, "write the format to the index"));
   segment_bytes_ = segment_bytes;

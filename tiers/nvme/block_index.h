@@ -80,8 +80,8 @@ class BlockIndex {
   bool is_incomplete() const { return is_incomplete_; }
   // What MarkComplete was told; 0 before.
   uint64_t segment_bytes() const { return segment_bytes_; }
-  // The index holds every block there is.
-  absl::Status MarkComplete(uint64_t segment_bytes);
+  // The index holds every block there is. `format_version` is kFormatVersion but in tests.
+  absl::Status MarkComplete(uint64_t segment_bytes, uint64_t format_version);
 
   // Values of an unknown shape are counted in `bad_count` and skipped.
   absl::Status ForEach(const std::function<void(const IndexEntry&)>& visit, uint64_t& bad_count);

@@ -198,6 +198,7 @@ class NvmeTier::Impl {
   bool is_recovered_ ABSL_GUARDED_BY(mutex_) = false;
   bool is_closing_ ABSL_GUARDED_BY(mutex_) = false;
   bool is_io_done_ ABSL_GUARDED_BY(mutex_) = false;
+  std::optional<absl::Status> engine_made_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<nvme::SegmentTable> segments_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<ReplicaId, Replica> replicas_ ABSL_GUARDED_BY(mutex_);
   // Replicas whose record lay in a segment at some time since it was activated.

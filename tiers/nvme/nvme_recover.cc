@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
-#include "absl/synchronization/notification.h"
 #include "proto/base/check.h"
 #include "proto/base/status_util.h"
 #include "tiers/nvme/nvme_impl.h"
@@ -89,26 +88,26 @@ uint64_t NvmeTier::Impl::IndexBufferBytes() const {
 }
 
 absl::Status NvmeTier::Impl::StartThreads() {
-  absl::Notification is_made;
-  absl::Status made;
-  io_thread_ = std::jthread([this, &is_made, &made] {
+  io_thread_ = std::jthread([this] {
     pthread_setname_np(pthread_self(), "kvt-nvme-io");
     // The ring belongs to the thread that makes it.
     auto engine = MakeEngine();
-    made = engine.status();
-    if (!engine.ok()) {
-      is_made.Notify();
-      return;
+    const bool is_made = engine.ok();
+    {
+      absl::MutexLock lock(&mutex_);
+      if (is_made) {
+        engine_ = std::move(engine).value();
+        engine_name_ = std::string(engine_->name());
+      }
+      engine_made_ = engine.status();
     }
-    engine_ = std::move(engine).value();
-    engine_name_ = std::string(engine_->name());
-    is_made.Notify();
-    IoMain();
+    if (is_made) IoMain();
   });
-  is_made.WaitForNotification();
-  if (!made.ok()) {
-    io_thread_.join();
-    return made;
+  {
+    absl::MutexLock lock(&mutex_);
+    mutex_.Await(absl::Condition(
+        +[](std::optional<absl::Status>* made) { return made->has_value(); }, &engine_made_));
+    KVT_RETURN_IF_ERROR(*engine_made_);
   }
   index_thread_ = std::jthread([this] {
     pthread_setname_np(pthread_self(), "kvt-nvme-index");
@@ -142,7 +141,7 @@ absl::Status NvmeTier::Impl::OpenIndex() {
   ChooseSegmentBytes();
   if (!index_->is_incomplete()) return absl::OkStatus();
   if (!files_.empty()) return FillIndexFromSegments();
-  return index_->MarkComplete(segment_bytes_);
+  return index_->MarkComplete(segment_bytes_, nvme::kFormatVersion);
 }
 
 absl::Status NvmeTier::Impl::RebuildIndex(const absl::Status& why) {
@@ -179,7 +178,7 @@ absl::Status NvmeTier::Impl::FillIndexFromSegments() {
     batch.clear();
   }
   KVT_RETURN_IF_ERROR(index_->Apply(batch, {}));
-  KVT_RETURN_IF_ERROR(index_->MarkComplete(segment_bytes_));
+  KVT_RETURN_IF_ERROR(index_->MarkComplete(segment_bytes_, nvme::kFormatVersion));
   spdlog::warn("nvme: made the index anew from {} blocks in {} segments", newest.size(),
                files_.size());
   return absl::OkStatus();

@@ -173,7 +173,7 @@ void NvmeTier::Impl::Close() {
     is_closing_ = true;
   }
   if (io_thread_.joinable()) {
-    engine_->Wake();
+    if (engine_ != nullptr) engine_->Wake();
     io_thread_.join();
   }
   {

@@ -4,7 +4,6 @@
 #include "tiers/nvme/nvme_tier.h"
 
 #include <gtest/gtest.h>
-#include <rocksdb/db.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -316,19 +315,9 @@ TEST_F(NvmeTierTest, RefusesANewerIndexFormat) {
   Open();
   Close();
   {
-    rocksdb::DB* db = nullptr;
-    std::vector<rocksdb::ColumnFamilyHandle*> handles;
-    const rocksdb::ColumnFamilyOptions family;
-    ASSERT_TRUE(rocksdb::DB::Open({}, options_.dir + "/index",
-                                  {{"default", family}, {"blocks", family}, {"meta", family}},
-                                  &handles, &db)
-                    .ok());
-    const uint64_t version = nvme::kFormatVersion + 1;
-    ASSERT_TRUE(db->Put({}, handles[2], "format_version",
-                        rocksdb::Slice(reinterpret_cast<const char*>(&version), 8))
-                    .ok());
-    for (auto* handle : handles) db->DestroyColumnFamilyHandle(handle);
-    delete db;
+    auto index = nvme::BlockIndex::Open({.path = options_.dir + "/index"});
+    ASSERT_TRUE(index.ok()) << index.status();
+    ASSERT_TRUE((*index)->MarkComplete(kTestSegmentBytes, nvme::kFormatVersion + 1).ok());
   }
   const absl::Status status = NvmeTier::Create(options_).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
