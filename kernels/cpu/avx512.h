@@ -57,6 +57,26 @@ KVTIER_AVX512_INLINE __m512 Fp8ToFloat(__m128i bytes) {
   return _mm512_mask_mov_ps(value, nan, _mm512_castsi512_ps(_mm512_set1_epi32(0x7FC00000)));
 }
 
+// EncodeE4m3Scale of values >= 0 without NaN.
+KVTIER_AVX512_INLINE __m512i EncodeScale(__m512 s) {
+  const __m512 shift = _mm512_set1_ps(0x1p14F);
+  const __m512i subnormal =
+      _mm512_sub_epi32(_mm512_castps_si512(_mm512_add_ps(s, shift)), _mm512_castps_si512(shift));
+  const __m512i bits = _mm512_castps_si512(s);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 20), _mm512_set1_epi32(1));
+  const __m512i rounded = _mm512_srli_epi32(
+      _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7FFFF)), odd), 20);
+  const __m512i normal = _mm512_sub_epi32(rounded, _mm512_set1_epi32((127 - 7) << 3));
+  const __mmask16 small = _mm512_cmp_ps_mask(s, _mm512_set1_ps(0x1p-6F), _CMP_LT_OQ);
+  return _mm512_min_epi32(_mm512_mask_mov_epi32(normal, small, subnormal), _mm512_set1_epi32(0x7E));
+}
+
+// e4m3(scale) * g for scale bytes in 32-bit lanes.
+KVTIER_AVX512_INLINE __m512 StepOf(__m512i scale, float g) {
+  return _mm512_mul_ps(ScalesToFloat(_mm512_cvtepi32_epi8(scale)),
+                       _mm512_mul_ps(_mm512_set1_ps(g), _mm512_set1_ps(256.0F)));
+}
+
 // 8 tokens of a 16-dim block of V lie in 64 bytes, see FORMAT.md 2.2. For 4 of them, a b c d: the
 // byte index that brings bytes k of a, b, c, d into words 4k .. 4k + 3. Words hold the byte twice.
 KVTIER_AVX512_INLINE __m512i VQuadIndex(bool odd_block, bool second_quad) {

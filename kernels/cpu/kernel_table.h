@@ -20,6 +20,8 @@ bool AttendTilesScalar(const AttendQuery& query, const AttendTiles& tiles);
 void AttendRowsScalar(const AttendQuery& query, const AttendRows& part);
 bool AttendTilesAvx512(const AttendQuery& query, const AttendTiles& tiles);
 void AttendRowsAvx512(const AttendQuery& query, const AttendRows& part);
+SealCounts SealSideAvx512(const SealSide& side);
+void GatherSideAvx512(const GatherSide& side);
 
 extern const KernelTable kScalarKernels;
 extern const KernelTable kAvx2Kernels;  // Defined on x86-64 only, as the next.
