@@ -35,6 +35,11 @@ class WaitingCall final : public grpc::ServerUnaryReactor {
     Finish(ToGrpc(status));
   }
 
+  // The reactions of our calls are short and never wait, so gRPC may run them where it stands. It
+  // would else queue them on an executor thread, behind a poller that can sit there for ten seconds
+  // (seen with 1.51): too long for the end of a session, and for stopping.
+  bool InternalInlineable() override { return true; }
+
   void OnDone() override {
     if (undo_ && context_->IsCancelled()) undo_();
     delete this;

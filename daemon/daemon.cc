@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <thread>
 #include <utility>
 
 #include "absl/synchronization/notification.h"
@@ -205,6 +206,24 @@ void Daemon::FlushToNvme(uint64_t deadline_ms) {
   }
 }
 
+void Daemon::StopServers(uint64_t grace_ms) {
+  const auto deadline = std::chrono::system_clock::now() + std::chrono::milliseconds(grace_ms);
+  absl::Notification stopped;
+  // At the deadline gRPC cancels the calls, but it cannot end one whose peer has stopped reading:
+  // the message that is on its way is never done. Such connections are cut.
+  const std::jthread cutter([&] {
+    if (stopped.WaitForNotificationWithTimeout(absl::Milliseconds(2 * grace_ms))) return;
+    ShutDownAccepted(run_dir_.engine_socket());
+    ShutDownAccepted(run_dir_.admin_socket());
+  });
+  for (grpc::Server* server : {server_.get(), admin_server_.get()}) {
+    if (server != nullptr) server->Shutdown(deadline);
+  }
+  stopped.Notify();
+  server_.reset();
+  admin_server_.reset();
+}
+
 void Daemon::Stop() {
   if (std::exchange(stopped_, true)) return;
   const uint64_t start_ms = MonotonicMs();
@@ -219,13 +238,7 @@ void Daemon::Stop() {
   }
   if (session_calls_ != nullptr) session_calls_->Drain();
   if (nvme_ != nullptr && store_ != nullptr) FlushToNvme(start_ms + timeout_ms - close_ms);
-  // Calls that have not ended by themselves are cancelled.
-  const auto deadline = std::chrono::system_clock::now() + std::chrono::milliseconds(close_ms / 2);
-  for (grpc::Server* server : {server_.get(), admin_server_.get()}) {
-    if (server != nullptr) server->Shutdown(deadline);
-  }
-  server_.reset();
-  admin_server_.reset();
+  StopServers(close_ms / 4);
   handles_.reset();
   session_calls_.reset();
   data_calls_.reset();

@@ -51,6 +51,8 @@ class Daemon {
                                                            const std::string& socket_path,
                                                            uint32_t socket_mode);
   void SetServing(bool ready);
+  // Ends the gRPC servers: calls get `grace_ms` to end by themselves.
+  void StopServers(uint64_t grace_ms);
   // Writes memory to nvme until `deadline_ms`.
   void FlushToNvme(uint64_t deadline_ms);
 

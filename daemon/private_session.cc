@@ -22,6 +22,7 @@ absl::StatusOr<PrivateSession::Opened> PrivateSession::Open(OwnerIdx owner,
   {
     absl::MutexLock lock(&mutex_);
     session_ = session;
+    if (cancelled_) return absl::CancelledError("cancelled");
   }
   KVT_ASSIGN_OR_RETURN(const core::NamespaceIdx ns,
                        store_->Run([&](core::StoreCore& core, core::TimeMs, core::Effects*) {
@@ -32,19 +33,32 @@ absl::StatusOr<PrivateSession::Opened> PrivateSession::Open(OwnerIdx owner,
 
 bool PrivateSession::BeginCopying() {
   absl::MutexLock lock(&mutex_);
-  copying_ = session_ != 0;
+  copying_ = session_ != 0 && !cancelled_;
   return copying_;
 }
 
-void PrivateSession::CancelWait() { EndIf(/*copying_too=*/false); }
+void PrivateSession::EndCopying() {
+  {
+    absl::MutexLock lock(&mutex_);
+    copying_ = false;
+    if (!cancelled_) return;
+  }
+  End();
+}
 
-void PrivateSession::End() { EndIf(/*copying_too=*/true); }
+void PrivateSession::Cancel() {
+  {
+    absl::MutexLock lock(&mutex_);
+    cancelled_ = true;
+    if (copying_) return;
+  }
+  End();
+}
 
-void PrivateSession::EndIf(bool copying_too) {
+void PrivateSession::End() {
   core::SessionId session = 0;
   {
     absl::MutexLock lock(&mutex_);
-    if (copying_ && !copying_too) return;
     session = std::exchange(session_, 0);
   }
   if (session == 0) return;

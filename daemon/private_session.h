@@ -27,11 +27,14 @@ class PrivateSession {
   };
   absl::StatusOr<Opened> Open(OwnerIdx owner, const core::NamespaceSpec& spec);
 
-  // The core has answered: copying begins. False: the wait was cancelled, and the slots are gone.
+  // From here to EndCopying the slots stay. False: the session is over, and the slots are gone.
   bool BeginCopying();
-  // Ends the session if the core has not answered yet, so that it answers now.
-  void CancelWait();
-  // Ends the session: what was not committed is given back. Idempotent. No copying afterwards.
+  void EndCopying();
+  // The call is cancelled, which its reactions may not notice for long (a message to a peer that
+  // takes nothing is never done): ends the session now, or as soon as nothing is copied. A wait for
+  // the core is answered at once.
+  void Cancel();
+  // Ends the session: what was not committed is given back. Idempotent. Not while copying.
   void End();
 
   void CancelIfExpired(core::TimeMs now_ms);
@@ -39,14 +42,13 @@ class PrivateSession {
   void Detach();
 
  private:
-  void EndIf(bool copying_too);
-
   Store* const store_;
   const core::TimeMs expires_ms_;
   absl::Mutex mutex_;
   grpc::CallbackServerContext* context_ ABSL_GUARDED_BY(mutex_);
   core::SessionId session_ ABSL_GUARDED_BY(mutex_) = 0;  // 0: not open
   bool copying_ ABSL_GUARDED_BY(mutex_) = false;
+  bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace kvtier

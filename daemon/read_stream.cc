@@ -38,6 +38,7 @@ absl::Status ReadStream::Begin(const v1::ReadRequest& request) {
       const core::NamespaceSpec spec,
       service_.sessions->FindNamespace(request.session_id(), request.namespace_id()));
   KVT_ASSIGN_OR_RETURN(const std::vector<Key> keys, ParseKeys(request.keys()));
+  block_bytes_ = spec.block_bytes;
   KVT_ASSIGN_OR_RETURN(const PrivateSession::Opened opened, session_.Open(client.owner, spec));
   // Half of the time for reading from nvme, half for sending.
   const core::TimeMs deadline_ms =
@@ -45,65 +46,64 @@ absl::Status ReadStream::Begin(const v1::ReadRequest& request) {
   service_.store->Run([&](core::StoreCore& core, core::TimeMs now_ms, core::Effects* effects) {
     core.Acquire(
         opened.session, opened.ns, keys, deadline_ms, now_ms,
-        [this, block_bytes = spec.block_bytes](absl::StatusOr<core::AcquireResult> result) {
-          OnAcquired(std::move(result), block_bytes);
-        },
+        [this](absl::StatusOr<core::AcquireResult> result) { OnAcquired(std::move(result)); },
         effects);
   });
   return absl::OkStatus();
 }
 
-void ReadStream::OnAcquired(absl::StatusOr<core::AcquireResult> result, uint32_t block_bytes) {
+void ReadStream::OnAcquired(absl::StatusOr<core::AcquireResult> result) {
   if (!result.ok()) {
     FinishWith(result.status());
     return;
   }
-  if (!session_.BeginCopying()) {
-    FinishWith(absl::CancelledError("cancelled"));
-    return;
-  }
   std::vector<BlockStatus> statuses;
   std::vector<uint32_t> crc32cs;
-  bool prefix = true;
   for (const core::PlacedBlock& block : result->blocks) {
+    const bool prefix = blocks_.size() == statuses.size();
+    if (prefix && block.status == BlockStatus::kOk) blocks_.push_back(block);
     statuses.push_back(block.status);
     crc32cs.push_back(block.crc32c);
-    prefix = prefix && block.status == BlockStatus::kOk;
-    if (!prefix) continue;
-    MappedTier* const tier = service_.store->tiers().Memory(block.tier);
-    payloads_.push_back(tier->Mapped(block.replica).first(block_bytes));
   }
   v1::ReadHeader* header = message_.mutable_header();
   header->set_epoch(service_.epoch);
   header->set_statuses(PackStatuses(statuses));
   header->set_crc32cs(PackRecords<uint32_t>(crc32cs));
+  SendChunk();
+}
+
+void ReadStream::SendChunk() {
+  if (!session_.BeginCopying()) {
+    FinishWith(absl::CancelledError("cancelled"));
+    return;
+  }
   FillChunk();
+  session_.EndCopying();
   StartWrite(&message_);
 }
 
 void ReadStream::FillChunk() {
   std::string* chunk = message_.mutable_chunk();
-  while (payload_idx_ < payloads_.size() && chunk->size() < kChunkBytesMax) {
-    std::span<const std::byte>& rest = payloads_[payload_idx_];
-    const auto part = rest.first(std::min<size_t>(rest.size(), kChunkBytesMax - chunk->size()));
-    chunk->append(reinterpret_cast<const char*>(part.data()), part.size());
-    rest = rest.subspan(part.size());
-    if (rest.empty()) ++payload_idx_;
+  const uint64_t total_bytes = blocks_.size() * block_bytes_;
+  while (sent_bytes_ < total_bytes && chunk->size() < kChunkBytesMax) {
+    const core::PlacedBlock& block = blocks_[sent_bytes_ / block_bytes_];
+    const auto payload = service_.store->tiers().Memory(block.tier)->Mapped(block.replica);
+    const uint64_t at = sent_bytes_ % block_bytes_;
+    const size_t part_bytes = std::min<uint64_t>(block_bytes_ - at, kChunkBytesMax - chunk->size());
+    chunk->append(reinterpret_cast<const char*>(payload.data()) + at, part_bytes);
+    sent_bytes_ += part_bytes;
   }
 }
 
 void ReadStream::OnWriteDone(bool ok) {
   if (!ok) {
     FinishWith(absl::CancelledError("the client cancelled"));
-    return;
-  }
-  if (payload_idx_ == payloads_.size()) {
+  } else if (sent_bytes_ == blocks_.size() * block_bytes_) {
     FinishWith(absl::OkStatus());
-    return;
+  } else {
+    message_.Clear();
+    SendChunk();
   }
-  message_.Clear();
-  FillChunk();
-  StartWrite(&message_);
 }
 
 void ReadStream::FinishWith(const absl::Status& status) {
@@ -111,7 +111,7 @@ void ReadStream::FinishWith(const absl::Status& status) {
   Finish(ToGrpc(status));
 }
 
-void ReadStream::OnCancel() { session_.CancelWait(); }
+void ReadStream::OnCancel() { session_.Cancel(); }
 
 void ReadStream::OnDone() {
   session_.Detach();

@@ -26,6 +26,8 @@ class ReadStream final : public grpc::ServerWriteReactor<v1::ReadResponse>, publ
   ReadStream(const ServiceContext& service, grpc::CallbackServerContext* context);
 
   void OnWriteDone(bool ok) override;
+  // As for WaitingCall.
+  bool InternalInlineable() override { return true; }
   void OnCancel() override;
   void OnDone() override;
   void OnBeat(uint64_t now_ms) override;
@@ -33,8 +35,9 @@ class ReadStream final : public grpc::ServerWriteReactor<v1::ReadResponse>, publ
 
  private:
   absl::Status Begin(const v1::ReadRequest& request);
-  void OnAcquired(absl::StatusOr<core::AcquireResult> result, uint32_t block_bytes);
-  // The next chunk into message_.
+  void OnAcquired(absl::StatusOr<core::AcquireResult> result);
+  // Sends the next chunk, while the blocks are ours.
+  void SendChunk();
   void FillChunk();
   void FinishWith(const absl::Status& status);
 
@@ -45,9 +48,10 @@ class ReadStream final : public grpc::ServerWriteReactor<v1::ReadResponse>, publ
 
   // The reactions of a call come one after the other, and so does the core's answer.
   v1::ReadResponse message_;
-  // The payloads still to be sent.
-  std::vector<std::span<const std::byte>> payloads_;
-  size_t payload_idx_ = 0;
+  // The OK prefix, and how much of its bytes is sent.
+  std::vector<core::PlacedBlock> blocks_;
+  uint64_t block_bytes_ = 0;
+  uint64_t sent_bytes_ = 0;
 };
 
 }  // namespace kvtier

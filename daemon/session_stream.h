@@ -29,6 +29,8 @@ class SessionStream final : public grpc::ServerWriteReactor<v1::OpenSessionRespo
   explicit SessionStream(const ServiceContext& service) : service_(service) {}
 
   void OnWriteDone(bool ok) override;
+  // As for WaitingCall.
+  bool InternalInlineable() override { return true; }
   void OnCancel() override;
   void OnDone() override;
   void OnBeat(uint64_t now_ms) override;

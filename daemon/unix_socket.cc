@@ -7,7 +7,10 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <system_error>
 
 #include "proto/base/status_util.h"
 
@@ -54,6 +57,23 @@ absl::StatusOr<UniqueFd> ListenSeqpacket(const std::string& path, mode_t mode) {
   if (chmod(path.c_str(), mode) != 0) return ErrnoStatus(errno, "chmod " + path);
   if (listen(fd.get(), SOMAXCONN) != 0) return ErrnoStatus(errno, "listen " + path);
   return fd;
+}
+
+void ShutDownAccepted(const std::string& path) {
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", error)) {
+    const int fd = std::atoi(entry.path().filename().c_str());
+    sockaddr_un address{};
+    socklen_t address_bytes = sizeof(address);
+    // Not a socket, or closed meanwhile: passed over. One that is reused meanwhile is either no
+    // socket of this path, or one to be ended too.
+    if (getsockname(fd, reinterpret_cast<sockaddr*>(&address), &address_bytes) != 0) continue;
+    if (address.sun_family != AF_UNIX || address.sun_path != path) continue;
+    int is_listener = 0;
+    socklen_t option_bytes = sizeof(is_listener);
+    if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &is_listener, &option_bytes) != 0) continue;
+    if (is_listener == 0) shutdown(fd, SHUT_RDWR);
+  }
 }
 
 absl::StatusOr<uid_t> PeerUid(int fd) {

@@ -53,6 +53,10 @@ class PrivateUmask {
 // stale socket: the caller holds the lock of the directory.
 absl::StatusOr<UniqueFd> ListenSeqpacket(const std::string& path, mode_t mode);
 
+// Ends every connection that this process accepted on the stream socket at `path`, whoever holds
+// its descriptor. For stopping: gRPC waits for peers that take nothing.
+void ShutDownAccepted(const std::string& path);
+
 // Requires: `fd` is a connected unix socket.
 absl::StatusOr<uid_t> PeerUid(int fd);
 

@@ -55,8 +55,8 @@ void WriteStream::OnReadDone(bool ok) {
     status = Begin();
     if (status.ok()) return;
   } else {
-    status = message_.has_header() ? Bad(Invalid("header: only in the first message"))
-                                   : TakeChunk(message_.chunk());
+    status =
+        message_.has_header() ? Bad(Invalid("header: only in the first message")) : CopyChunk();
   }
   if (!status.ok()) {
     FinishWith(status);
@@ -93,21 +93,23 @@ absl::Status WriteStream::Begin() {
 
 void WriteStream::OnReserved(absl::StatusOr<std::vector<core::PlacedBlock>> placed) {
   absl::Status status = placed.status();
-  if (status.ok() && !session_.BeginCopying()) status = absl::CancelledError("cancelled");
   if (status.ok()) {
-    for (const core::PlacedBlock& block : *placed) {
-      statuses_.push_back(block.status);
-      slots_.push_back(block.status == BlockStatus::kOk
-                           ? service_.store->tiers().Memory(block.tier)->Mapped(block.replica)
-                           : std::span<std::byte>());
-    }
-    status = TakeChunk(message_.chunk());
+    placed_ = *std::move(placed);
+    for (const core::PlacedBlock& block : placed_) statuses_.push_back(block.status);
+    status = CopyChunk();
   }
   if (!status.ok()) {
     FinishWith(status);
   } else {
     StartRead(&message_);
   }
+}
+
+absl::Status WriteStream::CopyChunk() {
+  if (!session_.BeginCopying()) return absl::CancelledError("cancelled");
+  absl::Status status = TakeChunk(message_.chunk());
+  session_.EndCopying();
+  return status;
 }
 
 absl::Status WriteStream::TakeChunk(std::string_view chunk) {
@@ -122,9 +124,11 @@ absl::Status WriteStream::TakeChunk(std::string_view chunk) {
   while (!rest.empty()) {
     const uint64_t at = received_bytes_ % block_bytes_;
     const auto part = rest.first(std::min<uint64_t>(rest.size(), block_bytes_ - at));
-    const std::span<std::byte> slot = slots_[received_bytes_ / block_bytes_];
-    if (!slot.empty()) {
-      std::memcpy(slot.data() + at, part.data(), part.size());
+    const core::PlacedBlock& block = placed_[received_bytes_ / block_bytes_];
+    // The bytes of blocks that need no filling are left out.
+    if (block.status == BlockStatus::kOk) {
+      MappedTier* const tier = service_.store->tiers().Memory(block.tier);
+      std::memcpy(tier->Mapped(block.replica).data() + at, part.data(), part.size());
       block_crc32c_ = Crc32c(part, block_crc32c_);
     }
     received_bytes_ += part.size();
@@ -175,7 +179,7 @@ void WriteStream::FinishWith(const absl::Status& status) {
   Finish(ToGrpc(status));
 }
 
-void WriteStream::OnCancel() { session_.CancelWait(); }
+void WriteStream::OnCancel() { session_.Cancel(); }
 
 void WriteStream::OnDone() {
   session_.Detach();

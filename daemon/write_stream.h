@@ -30,6 +30,8 @@ class WriteStream final : public grpc::ServerReadReactor<v1::WriteRequest>, publ
               v1::WriteResponse* response);
 
   void OnReadDone(bool ok) override;
+  // As for WaitingCall.
+  bool InternalInlineable() override { return true; }
   void OnCancel() override;
   void OnDone() override;
   void OnBeat(uint64_t now_ms) override;
@@ -39,6 +41,8 @@ class WriteStream final : public grpc::ServerReadReactor<v1::WriteRequest>, publ
   // First message: checks the header and asks for slots. OnReserved goes on.
   absl::Status Begin();
   void OnReserved(absl::StatusOr<std::vector<core::PlacedBlock>> placed);
+  // The chunk of message_ into its slots, while these are ours.
+  absl::Status CopyChunk();
   absl::Status TakeChunk(std::string_view chunk);
   void EndOfBlock();
   // The client has sent all.
@@ -59,8 +63,7 @@ class WriteStream final : public grpc::ServerReadReactor<v1::WriteRequest>, publ
   std::vector<Key> keys_;
   std::vector<uint32_t> crc32cs_;
   std::vector<BlockStatus> statuses_;
-  // Empty where the status is not OK: such bytes are left out.
-  std::vector<std::span<std::byte>> slots_;
+  std::vector<core::PlacedBlock> placed_;
   uint64_t received_bytes_ = 0;
   uint32_t block_crc32c_ = 0;
 };
