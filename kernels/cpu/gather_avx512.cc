@@ -158,9 +158,4 @@ void GatherSideAvx512(const GatherSide& side) {
   }
 }
 
-const KernelTable kAvx512Kernels = {.attend_tiles = AttendTilesAvx512,
-                                    .attend_rows = AttendRowsAvx512,
-                                    .seal_side = SealSideAvx512,
-                                    .gather_side = GatherSideAvx512};
-
 }  // namespace kvtier::kernels::cpu

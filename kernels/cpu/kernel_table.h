@@ -16,16 +16,19 @@ struct KernelTable {
   GatherSideFunction gather_side;
 };
 
+// The functions, by instruction set; the SIMD ones are defined on x86-64 only.
 bool AttendTilesScalar(const AttendQuery& query, const AttendTiles& tiles);
 void AttendRowsScalar(const AttendQuery& query, const AttendRows& part);
+SealCounts SealSideScalar(const SealSide& side);
+void GatherSideScalar(const GatherSide& side);
+bool AttendTilesAvx2(const AttendQuery& query, const AttendTiles& tiles);
+void AttendRowsAvx2(const AttendQuery& query, const AttendRows& part);
+SealCounts SealSideAvx2(const SealSide& side);
+void GatherSideAvx2(const GatherSide& side);
 bool AttendTilesAvx512(const AttendQuery& query, const AttendTiles& tiles);
 void AttendRowsAvx512(const AttendQuery& query, const AttendRows& part);
 SealCounts SealSideAvx512(const SealSide& side);
 void GatherSideAvx512(const GatherSide& side);
-
-extern const KernelTable kScalarKernels;
-extern const KernelTable kAvx2Kernels;  // Defined on x86-64 only, as the next.
-extern const KernelTable kAvx512Kernels;
 
 // Null if this build does not have it. Whether the processor can run it: IsaIsAvailable.
 const KernelTable* KernelsOf(Isa isa);

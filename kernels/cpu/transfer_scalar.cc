@@ -48,6 +48,23 @@ void LoadSource(const SealSide& side, uint32_t token, float* row) {
   }
 }
 
+void StoreElement(const GatherSide& side, float x, std::byte* target) {
+  if (side.type == RowType::kFp32) {
+    std::memcpy(target, &x, sizeof(x));
+    return;
+  }
+  if (side.type == RowType::kFp8) {
+    const float scaled = x * side.inverse_row_scale;
+    *target = std::byte{EncodeE4m3Scale(std::fabs(scaled))} |
+              (std::signbit(scaled) ? std::byte{0x80} : std::byte{0});
+    return;
+  }
+  const uint16_t bits = side.type == RowType::kBf16 ? FloatToBf16(x) : FloatToFp16(x);
+  std::memcpy(target, &bits, sizeof(bits));
+}
+
+}  // namespace
+
 SealCounts SealSideScalar(const SealSide& side) {
   const TileShape shape{.block_tokens = side.block_tokens, .head_dim = side.head_dim};
   const ScaleSearch search = side.four_over_six ? ScaleSearch::kFourOverSix : ScaleSearch::kAmax6;
@@ -66,21 +83,6 @@ SealCounts SealSideScalar(const SealSide& side) {
     }
   }
   return counts;
-}
-
-void StoreElement(const GatherSide& side, float x, std::byte* target) {
-  if (side.type == RowType::kFp32) {
-    std::memcpy(target, &x, sizeof(x));
-    return;
-  }
-  if (side.type == RowType::kFp8) {
-    const float scaled = x * side.inverse_row_scale;
-    *target = std::byte{EncodeE4m3Scale(std::fabs(scaled))} |
-              (std::signbit(scaled) ? std::byte{0x80} : std::byte{0});
-    return;
-  }
-  const uint16_t bits = side.type == RowType::kBf16 ? FloatToBf16(x) : FloatToFp16(x);
-  std::memcpy(target, &bits, sizeof(bits));
 }
 
 void GatherSideScalar(const GatherSide& side) {
@@ -102,12 +104,5 @@ void GatherSideScalar(const GatherSide& side) {
     }
   }
 }
-
-}  // namespace
-
-const KernelTable kScalarKernels = {.attend_tiles = AttendTilesScalar,
-                                    .attend_rows = AttendRowsScalar,
-                                    .seal_side = SealSideScalar,
-                                    .gather_side = GatherSideScalar};
 
 }  // namespace kvtier::kernels::cpu
