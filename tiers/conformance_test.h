@@ -205,7 +205,7 @@ TEST_P(TierConformanceTest, ServesFourThreadsAndCallsDoneOnce) {
   std::set<ReplicaId> seen;
   const auto work = [&](int thread_idx) {
     for (int round = 0; round < kRoundCount; ++round) {
-      const uint64_t seed = static_cast<uint64_t>(thread_idx) * 1000 + round;
+      const uint64_t seed = static_cast<uint64_t>(thread_idx * 1000 + round);
       const TestBlock block = MakeBlock(seed, 1 + static_cast<uint32_t>(seed * 7919 % 50000));
       const ReplicaId replica = Put(block, static_cast<OwnerIdx>(thread_idx));
       ASSERT_NE(replica, kNoReplica);

@@ -14,7 +14,6 @@
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
-#include <deque>
 #include <memory>
 #include <random>
 #include <string>
@@ -50,6 +49,7 @@ class Writer {
   Writer(const std::string& dir, uint64_t seed)
       : tier_(OpenTier(dir)), random_(seed), next_seed_(seed) {
     const absl::Status recovered = tier_->Recover([this](const BlockMeta& meta, ReplicaId replica) {
+      absl::MutexLock lock(&mutex_);
       live_.push_back({.meta = meta, .seed = 0, .replica = replica});
     });
     KVT_CHECK(recovered.ok());

@@ -67,7 +67,7 @@ TEST(RecordTest, FindsEveryFlippedBit) {
 TEST(RecordTest, RefusesShortPagesAndOtherHeaders) {
   Page page;
   EncodeRecordHeader(SomeRecord(), page);
-  for (const size_t size_bytes : {0, 1, 175, 176, 4095}) {
+  for (const size_t size_bytes : {0u, 1u, 175u, 176u, 4095u}) {
     EXPECT_FALSE(ParseRecordHeader(std::span(page).first(size_bytes)).ok());
     EXPECT_FALSE(ParseSegmentHeader(std::span(page).first(size_bytes)).ok());
   }
