@@ -56,8 +56,9 @@ Status SealTile(const TileShape& shape, const ConstRows& k, const ConstRows& v,
   if (stats == nullptr) return Status::InvalidArgument("stats is required");
 
   const cpu::SealSideFunction seal_side = cpu::KernelsOf(options.isa)->seal_side;
-  const std::byte* rows[kBlockTokensMax];
-  const auto side_of = [&](const ConstRows& source) {
+  const std::byte* k_rows[kBlockTokensMax];
+  const std::byte* v_rows[kBlockTokensMax];
+  const auto side_of = [&](const ConstRows& source, const std::byte** rows) {
     for (uint32_t t = 0; t < shape.block_tokens; ++t) {
       rows[t] = static_cast<const std::byte*>(source.data) + RowOffset(source, t);
     }
@@ -70,7 +71,10 @@ Status SealTile(const TileShape& shape, const ConstRows& k, const ConstRows& v,
     side.four_over_six = options.search == ScaleSearch::kFourOverSix;
     return side;
   };
-  cpu::SealSide side = side_of(k);
+  cpu::SealSide side = side_of(k, k_rows);
+  const cpu::SealSide v_side = side_of(v, v_rows);
+  side.is_first = true;
+  side.next_rows = v.type == k.type ? v_rows : nullptr;
   side.g = options.g_k;
   side.order = cpu::SideOrder::kK;
   side.codes = dst.data() + KDataOffset(shape);
@@ -87,7 +91,7 @@ Status SealTile(const TileShape& shape, const ConstRows& k, const ConstRows& v,
     side.inverse_smooth = inverse_smooth;
   }
   Add(seal_side(side), stats);
-  side = side_of(v);
+  side = v_side;
   side.g = options.g_v;
   side.order = cpu::SideOrder::kV;
   side.codes = dst.data() + VDataOffset(shape);

@@ -206,21 +206,23 @@ void ScoreTileGroup(uint32_t head_dim, float factor, const float* bias, uint32_t
           query[part][kSteps + i] = _mm512_load_si512(low + 32 / kStepWords * 32);
         }
       }
+      // Steps outside, tokens inside: eight sums in flight hide the latency of a dot product.
+      __m512 sums[kTokens];
+      for (auto& x : sums) x = _mm512_setzero_ps();
+#pragma GCC unroll 8
+      for (int i = 0; i < 2 * kSteps; ++i) {
+        const uint32_t offset = word + i % kSteps * kStepWords + (i < kSteps ? 0 : 32);
+#pragma GCC unroll 8
+        for (int t = 0; t < kTokens; ++t) {
+          const __m512i step = LoadStep<kRows>(&pass->wide[first + t][offset]);
+          for (int part = 0; part < kParts; ++part)
+            sums[t] = DotBf16(sums[t], step, query[part][i]);
+        }
+      }
 #pragma GCC unroll 8
       for (int t = 0; t < kTokens; ++t) {
-        const uint16_t* k = &pass->wide[first + t][word];
-        __m512 sum = _mm512_setzero_ps();
-#pragma GCC unroll 4
-        for (int i = 0; i < kSteps; ++i) {
-          const __m512i low = LoadStep<kRows>(k + i * kStepWords);
-          const __m512i high = LoadStep<kRows>(k + 32 + i * kStepWords);
-          for (int part = 0; part < kParts; ++part) {
-            sum = DotBf16(sum, low, query[part][i]);
-            sum = DotBf16(sum, high, query[part][kSteps + i]);
-          }
-        }
-        acc[t] =
-            _mm512_fmadd_ps(sum, LoadBlockScales<kRows>(&pass->k_scales[first + t][block]), acc[t]);
+        const __m512 scales = LoadBlockScales<kRows>(&pass->k_scales[first + t][block]);
+        acc[t] = _mm512_fmadd_ps(sums[t], scales, acc[t]);
       }
     }
     for (int t = 0; t < kTokens; ++t) lanes[first + t] = acc[t];
@@ -233,7 +235,7 @@ template <int kRows, int kParts>
 void ScoreRowGroup(const std::byte* const* rows, uint32_t head_dim, float factor, const float* bias,
                    uint32_t first_token, Pass* pass) {
   constexpr uint32_t kStepWords = 32 / kRows;
-  constexpr uint32_t kTokens = 8;
+  constexpr uint32_t kTokens = kParts == 1 ? 16 : 8;
   __m512 lanes[kGroupTokens];
   for (uint32_t first = 0; first < kGroupTokens; first += kTokens) {
     __m512 acc[kTokens];
@@ -244,7 +246,7 @@ void ScoreRowGroup(const std::byte* const* rows, uint32_t head_dim, float factor
       for (int part = 0; part < kParts; ++part) {
         query[part] = _mm512_load_si512(&pass->query[part][word * kRows]);
       }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
       for (uint32_t t = 0; t < kTokens; ++t) {
         const auto* k = reinterpret_cast<const uint16_t*>(rows[first + t]) + word;
         const __m512i step = LoadStep<kRows>(k);
@@ -363,33 +365,41 @@ KVTIER_AVX512_INLINE void AddTileBlock(const TokenGroup* groups, uint32_t group_
                                        uint64_t v_offset, uint32_t block, Pass* pass) {
   const __m512i table = E2m1Bf16Table();
   const __m512i quads[2] = {VQuadIndex(block % 2 != 0, false), VQuadIndex(block % 2 != 0, true)};
-  __m512 low_acc[kRows];
-  __m512 high_acc[kRows];
+  // Few rows are few sums: spread the tokens over several of each to hide the latency.
+  constexpr int kSpread = kRows <= 2 ? 4 : (kRows == 4 ? 2 : 1);
+  __m512 low_acc[kSpread][kRows];
+  __m512 high_acc[kSpread][kRows];
   for (int row = 0; row < kRows; ++row) {
-    if constexpr (kLow) low_acc[row] = _mm512_load_ps(&pass->acc[row][block * 32]);
-    if constexpr (kHigh) high_acc[row] = _mm512_load_ps(&pass->acc[row][block * 32 + 16]);
+    for (int i = 0; i < kSpread; ++i) low_acc[i][row] = high_acc[i][row] = _mm512_setzero_ps();
+    if constexpr (kLow) low_acc[0][row] = _mm512_load_ps(&pass->acc[row][block * 32]);
+    if constexpr (kHigh) high_acc[0][row] = _mm512_load_ps(&pass->acc[row][block * 32 + 16]);
   }
   for (uint32_t group = 0; group < group_count; ++group) {
     const std::byte* codes = groups[group].tile + v_offset + block * 128;
-    for (uint32_t half = 0; half < 2; ++half) {
-      const __m512i eight = _mm512_loadu_si512(codes + half * 64);
-      for (uint32_t quad = 0; quad < 2; ++quad) {
-        const __m512i index = _mm512_permutexvar_epi8(quads[quad], eight);
-        const __m512i low = _mm512_permutexvar_epi16(index, table);
-        const __m512i high = _mm512_permutexvar_epi16(_mm512_srli_epi16(index, 4), table);
-        const uint32_t token = group * 16 + half * 8 + quad * 4;
+    const uint16_t* weights = &pass->weights[0][group * 16];
+#pragma GCC unroll 4
+    for (int quad = 0; quad < 4; ++quad) {
+      const __m512i eight = _mm512_loadu_si512(codes + quad / 2 * 64);
+      const __m512i index = _mm512_permutexvar_epi8(quads[quad % 2], eight);
+      const __m512i low = _mm512_permutexvar_epi16(index, table);
+      const __m512i high = _mm512_permutexvar_epi16(_mm512_srli_epi16(index, 4), table);
 #pragma GCC unroll 16
-        for (int row = 0; row < kRows; ++row) {
-          const __m512i weight = LoadStep<8>(&pass->weights[row][token]);
-          if constexpr (kLow) low_acc[row] = DotBf16(low_acc[row], low, weight);
-          if constexpr (kHigh) high_acc[row] = DotBf16(high_acc[row], high, weight);
-        }
+      for (int row = 0; row < kRows; ++row) {
+        const __m512i weight = LoadStep<8>(weights + row * kChunkTokens + quad * 4);
+        __m512& low_sum = low_acc[quad % kSpread][row];
+        __m512& high_sum = high_acc[quad % kSpread][row];
+        if constexpr (kLow) low_sum = DotBf16(low_sum, low, weight);
+        if constexpr (kHigh) high_sum = DotBf16(high_sum, high, weight);
       }
     }
   }
   for (int row = 0; row < kRows; ++row) {
-    if constexpr (kLow) _mm512_store_ps(&pass->acc[row][block * 32], low_acc[row]);
-    if constexpr (kHigh) _mm512_store_ps(&pass->acc[row][block * 32 + 16], high_acc[row]);
+    for (int i = 1; i < kSpread; ++i) {
+      low_acc[0][row] = _mm512_add_ps(low_acc[0][row], low_acc[i][row]);
+      high_acc[0][row] = _mm512_add_ps(high_acc[0][row], high_acc[i][row]);
+    }
+    if constexpr (kLow) _mm512_store_ps(&pass->acc[row][block * 32], low_acc[0][row]);
+    if constexpr (kHigh) _mm512_store_ps(&pass->acc[row][block * 32 + 16], high_acc[0][row]);
   }
 }
 

@@ -94,7 +94,9 @@ KVTIER_AVX512_INLINE void StoreDims(std::byte* target, __m512i words, bool both)
 }
 
 template <RowType kType, bool kStream>
-void GatherOf(const GatherSide& side, const ValueTable& table) {
+void GatherOf(const GatherSide& arguments, const ValueTable& table) {
+  // A copy: stores of bytes could otherwise change it, as far as the compiler knows.
+  const GatherSide side = arguments;
   constexpr uint32_t kElementBytes = kType == RowType::kFp32 ? 4 : (kType == RowType::kFp8 ? 1 : 2);
   const uint32_t vector_count = side.head_dim / 16;
   for (uint32_t token = 0; token < side.block_tokens; ++token) {

@@ -349,21 +349,25 @@ KVTIER_AVX512_INLINE void StoreV(const Runs& runs, uint32_t vector, uint32_t vec
   }
 }
 
-// Requests the 16 rows after the group at `token`, if there are any.
-KVTIER_AVX512_INLINE void RequestRows(const SealSide& side, uint32_t token, uint32_t row_bytes) {
-  const uint32_t first = token + kGroupTokens;
-  for (uint32_t t = first; t < first + kGroupTokens && t < side.block_tokens; ++t) {
-    for (uint32_t i = 0; i < row_bytes; i += 64) _mm_prefetch(side.rows[t] + i, _MM_HINT_T0);
+// Requests 16 rows.
+KVTIER_AVX512_INLINE void RequestRows(const std::byte* const* rows, uint32_t row_bytes) {
+  for (uint32_t t = 0; t < kGroupTokens; ++t) {
+    for (uint32_t i = 0; i < row_bytes; i += 64) _mm_prefetch(rows[t] + i, _MM_HINT_T0);
   }
 }
 
 template <RowType kType, bool kTransform>
-SealCounts SealOf(const SealSide& side) {
+SealCounts SealOf(const SealSide& arguments) {
+  // A copy: stores of bytes could otherwise change it, as far as the compiler knows.
+  const SealSide side = arguments;
   constexpr uint32_t kElementBytes = kType == RowType::kFp32 ? 4 : (kType == RowType::kFp8 ? 1 : 2);
   SealCounts counts{};
   const uint32_t vector_count = side.head_dim / 16;
+  if (side.is_first) RequestRows(side.rows, side.head_dim * kElementBytes);
   for (uint32_t token = 0; token < side.block_tokens; token += kGroupTokens) {
-    RequestRows(side, token, side.head_dim * kElementBytes);
+    const bool is_last = token + kGroupTokens == side.block_tokens;
+    const std::byte* const* next = is_last ? side.next_rows : side.rows + token + kGroupTokens;
+    if (next != nullptr) RequestRows(next, side.head_dim * kElementBytes);
     Runs runs[kVectorsMax];
     std::byte* scales = side.scales + token * vector_count;
     for (uint32_t vector = 0; vector < vector_count; ++vector) {
@@ -374,15 +378,17 @@ SealCounts SealOf(const SealSide& side) {
       }
     }
     if (side.order == SideOrder::kV) continue;
-    for (uint32_t t = 0; t < kGroupTokens; ++t) {
-      for (uint32_t vector = 0; vector < vector_count; ++vector) {
-        const uint32_t panel = vector / 8;
-        const uint32_t dims_left = side.head_dim - panel * 128;
-        const uint32_t row_bytes = dims_left < 128 ? dims_left / 2 : 64;
-        std::memcpy(side.codes + uint64_t{panel} * side.block_tokens * 64 +
-                        (token + t) * row_bytes + vector % 8 * 8,
-                    &runs[vector].codes[t], 8);
-        scales[t * vector_count + vector] = std::byte{runs[vector].scales[t]};
+    for (uint32_t vector = 0; vector < vector_count; ++vector) {
+      const uint32_t panel = vector / 8;
+      const uint32_t dims_left = side.head_dim - panel * 128;
+      const uint32_t row_bytes = dims_left < 128 ? dims_left / 2 : 64;
+      std::byte* codes = side.codes + uint64_t{panel} * side.block_tokens * 64 + token * row_bytes +
+                         vector % 8 * 8;
+      std::byte* scale = scales + vector;
+#pragma GCC unroll 16
+      for (uint32_t t = 0; t < kGroupTokens; ++t) {
+        std::memcpy(codes + t * row_bytes, &runs[vector].codes[t], 8);
+        scale[t * vector_count] = std::byte{runs[vector].scales[t]};
       }
     }
   }

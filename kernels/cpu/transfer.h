@@ -16,7 +16,9 @@ enum class RowType : uint8_t { kBf16, kFp16, kFp32, kFp8 };
 enum class SideOrder : uint8_t { kK, kV };
 
 struct SealSide {
-  const std::byte* const* rows;  // [block_tokens], each head_dim elements.
+  const std::byte* const* rows;       // [block_tokens], each head_dim elements.
+  bool is_first;                      // Nobody has requested the first rows yet.
+  const std::byte* const* next_rows;  // [16], what is sealed next, or null: for prefetching.
   RowType type;
   float row_scale;              // FP8: multiplies the stored values.
   const float* mean;            // [head_dim] or null: x = bf16((x - mean) * inverse_smooth).
