@@ -53,7 +53,7 @@ std::string HumanBytes(uint64_t bytes) {
     value /= 1024;
     ++unit;
   }
-  return absl::StrFormat(value < 100 ? "%.1f %s" : "%.0f %s", value, kUnits[unit]);
+  return absl::StrFormat("%.*f %s", value < 100 ? 1 : 0, value, kUnits[unit]);
 }
 
 std::string HumanDuration(uint64_t duration_ms) {

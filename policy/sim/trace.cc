@@ -3,10 +3,30 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "proto/base/check.h"
 
 namespace kvtier::sim {
+namespace {
+
+// Not std::stable_sort: clang warns of a deprecated function inside it.
+template <typename Item>
+void SortStably(std::vector<Item>* items, uint64_t Item::* time) {
+  std::vector<size_t> order(items->size());
+  for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+    const uint64_t time_a = (*items)[a].*time;
+    const uint64_t time_b = (*items)[b].*time;
+    return time_a != time_b ? time_a < time_b : a < b;
+  });
+  std::vector<Item> sorted;
+  sorted.reserve(items->size());
+  for (const size_t i : order) sorted.push_back(std::move((*items)[i]));
+  *items = std::move(sorted);
+}
+
+}  // namespace
 
 void Trace::Truncate(size_t request_count) {
   if (request_count < requests.size()) requests.resize(request_count);
@@ -55,9 +75,7 @@ void TraceBuilder::AddRequest(uint32_t context_idx, uint64_t arrival_ms, uint64_
 }
 
 Trace TraceBuilder::Build() && {
-  std::stable_sort(
-      trace_.requests.begin(), trace_.requests.end(),
-      [](const TraceRequest& a, const TraceRequest& b) { return a.arrival_ms < b.arrival_ms; });
+  SortStably(&trace_.requests, &TraceRequest::arrival_ms);
   uint64_t token_count = 0;
   uint64_t block_count = 0;
   for (const TraceRequest& request : trace_.requests) {
@@ -115,8 +133,7 @@ std::vector<TraceEvent> ScheduleOf(const Trace& trace, const ScheduleOptions& op
                       .kind = TraceEventKind::kResume,
                       .context_idx = context_idx});
   }
-  std::stable_sort(events.begin(), events.end(),
-                   [](const TraceEvent& a, const TraceEvent& b) { return a.at_ms < b.at_ms; });
+  SortStably(&events, &TraceEvent::at_ms);
   return events;
 }
 
