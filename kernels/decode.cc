@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "kernels/cpu/kernel_table.h"
 #include "kernels/nvfp4.h"
@@ -66,14 +67,36 @@ Status ValidateQuery(const DecodeArgs& args) {
   return Status();
 }
 
+LayerFormat FormatOf(const DecodeArgs& args) {
+  return args.layer_formats.empty() ? LayerFormat{} : args.layer_formats[args.layer_idx];
+}
+
+Status ValidateScales(SideFormat format, std::span<const float> scales) {
+  for (const float scale : scales) {
+    if (format == SideFormat::kNvfp4 && !IsValidGlobalScale(scale)) {
+      return Status::InvalidArgument("a global scale is not a power of two in [2^-100, 2^100]");
+    }
+    if (format == SideFormat::kFp8 && (!std::isfinite(scale) || scale <= 0.0F)) {
+      return Status::InvalidArgument("a scale of an FP8 side is not finite and above 0");
+    }
+  }
+  return Status();
+}
+
 Status ValidateVectors(const DecodeArgs& args) {
   const BlockShape& shape = args.block_shape;
   if (args.g_k.size() != shape.kv_head_count || args.g_v.size() != shape.kv_head_count) {
     return Status::InvalidArgument("g_k and g_v need one global scale per kv head");
   }
-  if (!std::all_of(args.g_k.begin(), args.g_k.end(), IsValidGlobalScale) ||
-      !std::all_of(args.g_v.begin(), args.g_v.end(), IsValidGlobalScale)) {
-    return Status::InvalidArgument("a global scale is not a power of two in [2^-100, 2^100]");
+  if (!args.layer_formats.empty() && args.layer_formats.size() != shape.layer_count) {
+    return Status::InvalidArgument("layer_formats needs one entry per layer");
+  }
+  for (const LayerFormat& format : args.layer_formats) {
+    if (const Status status = Validate(format); !status.ok()) return status;
+  }
+  const LayerFormat format = FormatOf(args);
+  for (const auto& [side, scales] : {std::pair(format.k, args.g_k), {format.v, args.g_v}}) {
+    if (const Status status = ValidateScales(side, scales); !status.ok()) return status;
   }
   const uint64_t channel_count = uint64_t{shape.kv_head_count} * shape.head_dim;
   for (const auto& vector : {args.k_smooth, args.k_mean}) {
@@ -180,6 +203,18 @@ uint64_t CallRow(const DecodeArgs& args, const Plan& plan, uint32_t kv_head_idx,
          uint64_t{kv_head_idx} * plan.group_heads() + row % plan.group_heads();
 }
 
+cpu::AttendFormat AttendFormatOf(SideFormat format) {
+  switch (format) {
+    case SideFormat::kNvfp4:
+      return cpu::AttendFormat::kNvfp4;
+    case SideFormat::kFp8:
+      return cpu::AttendFormat::kFp8;
+    case SideFormat::kBf16:
+      return cpu::AttendFormat::kBf16;
+  }
+  return cpu::AttendFormat::kNvfp4;
+}
+
 // One split for up to kAttendRowsMax query rows of a kv head.
 class SplitPass {
  public:
@@ -222,7 +257,7 @@ class SplitPass {
       const uint64_t bytes = ElementBytes(tail.type);
       const bool fp8 = tail.type == ElementType::kFp8E4m3;
       return cpu::AttendSide{
-          .format = fp8 ? cpu::SideFormat::kFp8 : cpu::SideFormat::kBf16,
+          .format = fp8 ? cpu::AttendFormat::kFp8 : cpu::AttendFormat::kBf16,
           .data = static_cast<const std::byte*>(data) + kv_head_idx_ * tail.head_stride * bytes,
           .stride_bytes = tail.token_stride * bytes,
           .multiplier = fp8 ? scale : 1.0F};
@@ -239,18 +274,20 @@ class SplitPass {
   cpu::AttendTiles Tiles() const {
     const BlockShape& shape = args_.block_shape;
     const TileShape tile = TileOf(shape);
+    const LayerFormat format = FormatOf(args_);
+    const auto side = [&](SideFormat side_format, uint64_t offset, float scale) {
+      return cpu::TileSide{.format = AttendFormatOf(side_format),
+                           .data_offset = offset,
+                           .scale_offset = offset + DataBytes(tile),
+                           .multiplier = side_format == SideFormat::kBf16 ? 1.0F : scale};
+    };
     return {.blocks = args_.block_table.data() + first_token_ / shape.block_tokens,
             .block_count = token_count_ / shape.block_tokens,
-            .tile_offset = TileOffset(shape, args_.layer_idx, kv_head_idx_),
+            .tile_offset = LayerOffset(shape, args_.layer_formats, args_.layer_idx) +
+                           kv_head_idx_ * TileBytes(tile, format),
             .block_tokens = shape.block_tokens,
-            .k = {.format = cpu::SideFormat::kNvfp4,
-                  .data_offset = KDataOffset(tile),
-                  .scale_offset = KScaleOffset(tile),
-                  .multiplier = args_.g_k[kv_head_idx_]},
-            .v = {.format = cpu::SideFormat::kNvfp4,
-                  .data_offset = VDataOffset(tile),
-                  .scale_offset = VScaleOffset(tile),
-                  .multiplier = args_.g_v[kv_head_idx_]}};
+            .k = side(format.k, 0, args_.g_k[kv_head_idx_]),
+            .v = side(format.v, SideBytes(tile, format.k), args_.g_v[kv_head_idx_])};
   }
 
   void LoadQuery(uint64_t call_row, uint32_t i) {

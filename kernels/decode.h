@@ -41,12 +41,12 @@ struct DecodeArgs {
   uint32_t query_head_count = 0;
 
   // Starts of the blocks of the sequence, in order; entry i holds tokens [i * block_tokens,
-  // (i + 1) * block_tokens) of it, all layers, BlockBytes(block_shape) bytes. Only the first
-  // sealed_token_count / block_tokens entries are read. Sealed blocks are always full.
+  // (i + 1) * block_tokens) of it, all layers, BlockBytes(block_shape, layer_formats) bytes. Only
+  // the first sealed_token_count / block_tokens entries are read. Sealed blocks are always full.
   std::span<const std::byte* const> block_table;
   uint64_t sealed_token_count = 0;  // A multiple of block_tokens; 0 is allowed.
 
-  DecodeTail tail;  // Follows the sealed tokens.
+  DecodeTail tail = {};  // Follows the sealed tokens.
 
   float softmax_scale = 0.0F;  // Multiplies q.k, usually 1 / sqrt(head_dim).
   std::span<const float> g_k;  // [kv_head_count], this layer's global scales.
@@ -76,6 +76,10 @@ struct DecodeArgs {
   // holds plain K.
   std::span<const float> k_smooth = {};
   std::span<const float> k_mean = {};
+
+  // [layer_count] or empty: the formats of the blocks' layers, if not all are NVFP4. g_k and g_v of
+  // an FP8 side are its scales (finite, above 0), those of a BF16 side are not read.
+  std::span<const LayerFormat> layer_formats = {};
 
   Isa isa = BestIsa();
 

@@ -3,6 +3,7 @@
 #define KVTIER_KERNELS_TILE_LAYOUT_H_
 
 #include <cstdint>
+#include <span>
 
 #include "kernels/nvfp4.h"
 #include "kernels/status.h"
@@ -143,12 +144,54 @@ constexpr uint64_t TileOffset(const BlockShape& shape, uint32_t layer_idx, uint3
   return (uint64_t{layer_idx} * shape.kv_head_count + kv_head_idx) * TileBytes(TileOf(shape));
 }
 
+// Mixed formats: a layer that is sensitive to quantization keeps K or V (or both) wider. The tile
+// has the same four sections; a wide side is rows [T][d] of FP8 E4M3 (times a scale that is not in
+// the tile) or BF16, and has no scale bytes. FORMAT.md, section 4.
+enum class SideFormat : uint8_t { kNvfp4 = 0, kFp8 = 1, kBf16 = 2 };
+
+struct LayerFormat {
+  SideFormat k = SideFormat::kNvfp4;
+  SideFormat v = SideFormat::kNvfp4;
+
+  friend constexpr bool operator==(const LayerFormat&, const LayerFormat&) = default;
+};
+
+// Errors: kInvalidArgument for a value outside the enum.
+constexpr Status Validate(const LayerFormat& format) {
+  if (format.k > SideFormat::kBf16 || format.v > SideFormat::kBf16) {
+    return Status::InvalidArgument("unknown side format");
+  }
+  return Status();
+}
+
+constexpr uint64_t SideBytes(const TileShape& shape, SideFormat format) {
+  const uint64_t values = uint64_t{shape.block_tokens} * shape.head_dim;
+  if (format == SideFormat::kNvfp4) return DataBytes(shape) + ScaleBytes(shape);
+  return format == SideFormat::kFp8 ? values : 2 * values;
+}
+constexpr uint64_t TileBytes(const TileShape& shape, const LayerFormat& format) {
+  return SideBytes(shape, format.k) + SideBytes(shape, format.v);
+}
+
+// `formats` is [layer_count] or empty, which means NVFP4 everywhere.
+constexpr uint64_t LayerOffset(const BlockShape& shape, std::span<const LayerFormat> formats,
+                               uint32_t layer_idx) {
+  if (formats.empty()) return TileOffset(shape, layer_idx, 0);
+  uint64_t bytes = 0;
+  for (uint32_t i = 0; i < layer_idx; ++i) bytes += TileBytes(TileOf(shape), formats[i]);
+  return bytes * shape.kv_head_count;
+}
+constexpr uint64_t BlockBytes(const BlockShape& shape, std::span<const LayerFormat> formats) {
+  return LayerOffset(shape, formats, shape.layer_count);
+}
+
 // The table of FORMAT.md, section 2 for the usual shape.
 inline constexpr TileShape kUsualTile{.block_tokens = 64, .head_dim = 128};
 static_assert(KScaleOffset(kUsualTile) == 4096);
 static_assert(VDataOffset(kUsualTile) == 4608);
 static_assert(VScaleOffset(kUsualTile) == 8704);
 static_assert(TileBytes(kUsualTile) == 9216);
+static_assert(TileBytes(kUsualTile, LayerFormat{}) == 9216);
 static_assert(TileBytes(TileShape{.block_tokens = 16, .head_dim = 64}) == 1152);
 static_assert(TileBytes(TileShape{.block_tokens = 128, .head_dim = 256}) == 36864);
 // A panel of 128 dims is 64 bytes a row; the second panel of d = 256 begins after T rows of it.

@@ -30,11 +30,11 @@ struct AttendQuery {
   float* lse;  // [row_count]: natural log of the sum of exp(score); -inf if no token.
 };
 
-enum class SideFormat : uint8_t { kNvfp4, kFp8, kBf16 };
+enum class AttendFormat : uint8_t { kNvfp4, kFp8, kBf16 };
 
 // Where K or V is inside a tile, and what multiplies its values (g for NVFP4, the scale for FP8).
 struct TileSide {
-  SideFormat format;
+  AttendFormat format;
   uint64_t data_offset;
   uint64_t scale_offset;  // NVFP4 only.
   float multiplier;
@@ -52,7 +52,7 @@ struct AttendTiles {
 
 // Unsealed tokens: row t begins t * stride bytes after data.
 struct AttendSide {
-  SideFormat format;  // kBf16 or kFp8.
+  AttendFormat format;  // kBf16 or kFp8.
   const std::byte* data;
   uint64_t stride_bytes;
   float multiplier;

@@ -55,12 +55,12 @@ KVTIER_AVX2_INLINE __m256 Exp2(__m256 x) {
 }
 
 // Rows of one side as FP32 in pass->values.
-void LoadWide(SideFormat format, const std::byte* row, uint32_t head_dim, float multiplier,
+void LoadWide(AttendFormat format, const std::byte* row, uint32_t head_dim, float multiplier,
               float* values) {
   const __m256 factor = _mm256_set1_ps(multiplier);
   for (uint32_t dim = 0; dim < head_dim; dim += 8) {
     const __m256 x =
-        format == SideFormat::kFp8
+        format == AttendFormat::kFp8
             ? Fp8ToFloat(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(row + dim)))
             : Bf16ToFloat8(_mm_loadu_si128(reinterpret_cast<const __m128i*>(row + dim * 2)));
     _mm256_store_ps(values + dim, _mm256_mul_ps(x, factor));
@@ -74,8 +74,8 @@ __m128i LoadTileSide(const AttendTiles& tiles, const TileSide& side, bool is_k, 
   const auto first_token = static_cast<uint32_t>(first % tiles.block_tokens);
   const std::byte* data = tile + side.data_offset;
   __m128i largest = _mm_setzero_si128();
-  if (side.format != SideFormat::kNvfp4) {
-    const uint64_t row_bytes = uint64_t{head_dim} * (side.format == SideFormat::kFp8 ? 1 : 2);
+  if (side.format != AttendFormat::kNvfp4) {
+    const uint64_t row_bytes = uint64_t{head_dim} * (side.format == AttendFormat::kFp8 ? 1 : 2);
     for (uint32_t t = 0; t < kChunkTokens; ++t) {
       LoadWide(side.format, data + (first_token + t) * row_bytes, head_dim, side.multiplier,
                pass->values[t]);

@@ -26,16 +26,16 @@ void WidenFp8Rows(const std::byte* const* rows, uint32_t head_dim, uint32_t toke
 }
 
 // Replaces rows by their BF16 form if they have another.
-void WidenRows(SideFormat format, uint32_t head_dim, uint32_t token_count, const std::byte** rows,
+void WidenRows(AttendFormat format, uint32_t head_dim, uint32_t token_count, const std::byte** rows,
                Pass* pass) {
-  if (format != SideFormat::kFp8) return;
+  if (format != AttendFormat::kFp8) return;
   WidenFp8Rows(rows, head_dim, token_count, pass);
   for (uint32_t t = 0; t < token_count; ++t) {
     rows[t] = reinterpret_cast<const std::byte*>(pass->wide[t]);
   }
 }
 
-uint32_t ElementBytesOf(SideFormat format) { return format == SideFormat::kFp8 ? 1 : 2; }
+uint32_t ElementBytesOf(AttendFormat format) { return format == AttendFormat::kFp8 ? 1 : 2; }
 
 // The rest of AttendQuery in the log2 domain and padded to kRows.
 struct Factors {
@@ -83,7 +83,7 @@ Span VisibleSpan(const AttendQuery& query, uint64_t token_count) {
 }
 
 // acc / sum, lanes back to dims, and the log-sum-exp.
-void Finish(const AttendQuery& query, SideFormat v_format, float multiplier, const Pass& pass) {
+void Finish(const AttendQuery& query, AttendFormat v_format, float multiplier, const Pass& pass) {
   for (uint32_t row = 0; row < query.row_count; ++row) {
     const float sum = _mm512_reduce_add_ps(_mm512_load_ps(pass.lane_sum[row]));
     float* out = query.out + uint64_t{row} * query.head_dim;
@@ -95,7 +95,7 @@ void Finish(const AttendQuery& query, SideFormat v_format, float multiplier, con
     query.lse[row] = pass.maximum[row] * kLn2 + std::log(sum);
     const float factor = multiplier / sum;
     for (uint32_t dim = 0; dim < query.head_dim; ++dim) {
-      if (v_format == SideFormat::kNvfp4) {
+      if (v_format == AttendFormat::kNvfp4) {
         const float* lanes = &pass.acc[row][dim / 16 * 32 + dim % 2 * 16 + dim % 16 / 2 * 2];
         out[dim] = (lanes[0] + lanes[1]) * factor;
       } else {
@@ -109,8 +109,8 @@ void Finish(const AttendQuery& query, SideFormat v_format, float multiplier, con
 }
 
 // Bytes of one side of 16 tokens.
-uint64_t GroupBytes(SideFormat format, uint32_t head_dim) {
-  if (format == SideFormat::kNvfp4) return uint64_t{head_dim} * kGroupTokens / 2;
+uint64_t GroupBytes(AttendFormat format, uint32_t head_dim) {
+  if (format == AttendFormat::kNvfp4) return uint64_t{head_dim} * kGroupTokens / 2;
   return uint64_t{head_dim} * kGroupTokens * ElementBytesOf(format);
 }
 
@@ -144,7 +144,7 @@ class TileStream {
     for (const TileSide* side : {&tiles_.k, &tiles_.v}) {
       const uint64_t bytes = GroupBytes(side->format, head_dim_);
       Prefetch(group.tile + side->data_offset + group.first_token / kGroupTokens * bytes, bytes);
-      if (side->format == SideFormat::kNvfp4) {
+      if (side->format == AttendFormat::kNvfp4) {
         Prefetch(group.tile + side->scale_offset + group.first_token * (head_dim_ / 16), head_dim_);
       }
     }
@@ -174,8 +174,8 @@ void PointAtRows(const TileSide& side, uint32_t head_dim, const TokenGroup* grou
 
 template <int kRows>
 bool AttendTilesOf(const AttendQuery& query, const AttendTiles& tiles, Pass* pass) {
-  const bool k_nvfp4 = tiles.k.format == SideFormat::kNvfp4;
-  const bool v_nvfp4 = tiles.v.format == SideFormat::kNvfp4;
+  const bool k_nvfp4 = tiles.k.format == AttendFormat::kNvfp4;
+  const bool v_nvfp4 = tiles.v.format == AttendFormat::kNvfp4;
   const Factors factors = MakeFactors(query, tiles.k.multiplier * (k_nvfp4 ? kScaleUnit : 1.0F));
   const Span span = VisibleSpan(query, tiles.block_count * tiles.block_tokens);
   const TileStream stream(tiles, query.head_dim, span.end);
@@ -257,7 +257,7 @@ void AttendRowsOf(const AttendQuery& query, const AttendRows& part, Pass* pass) 
 bool AttendTilesAvx512(const AttendQuery& query, const AttendTiles& tiles) {
   Pass pass;
   const uint32_t rows = PaddedRows(query.row_count);
-  PrepareQuery(query, rows, tiles.k.format == SideFormat::kNvfp4, &pass);
+  PrepareQuery(query, rows, tiles.k.format == AttendFormat::kNvfp4, &pass);
   InitPass(query, rows, &pass);
   switch (rows) {
     case 1:

@@ -30,9 +30,10 @@ float Dot(const float* a, const float* b, uint32_t count) {
   return sums[0];
 }
 
-void LoadWide(SideFormat format, const std::byte* data, uint32_t head_dim, float multiplier,
+void LoadWide(AttendFormat format, const std::byte* data, uint32_t head_dim, float multiplier,
               float* row) {
-  const ElementType type = format == SideFormat::kFp8 ? ElementType::kFp8E4m3 : ElementType::kBf16;
+  const ElementType type =
+      format == AttendFormat::kFp8 ? ElementType::kFp8E4m3 : ElementType::kBf16;
   LoadRow({.type = type, .data = data, .token_stride = head_dim}, 0, head_dim, row);
   for (uint32_t i = 0; i < head_dim; ++i) row[i] *= multiplier;
 }
@@ -44,8 +45,8 @@ class TileReader {
       : shape_(shape), side_(side), tile_(tile), is_k_(is_k) {}
 
   void Load(uint64_t token_idx, float* row) const {
-    if (side_.format != SideFormat::kNvfp4) {
-      const uint64_t bytes = side_.format == SideFormat::kFp8 ? 1 : 2;
+    if (side_.format != AttendFormat::kNvfp4) {
+      const uint64_t bytes = side_.format == AttendFormat::kFp8 ? 1 : 2;
       LoadWide(side_.format, tile_ + side_.data_offset + token_idx * shape_.head_dim * bytes,
                shape_.head_dim, side_.multiplier, row);
       return;
@@ -65,7 +66,7 @@ class TileReader {
   }
 
   bool Valid() const {
-    if (side_.format != SideFormat::kNvfp4) return true;
+    if (side_.format != AttendFormat::kNvfp4) return true;
     const std::byte* scales = tile_ + side_.scale_offset;
     return std::all_of(scales, scales + ScaleBytes(shape_), [](std::byte byte) {
       return IsValidScaleByte(std::to_integer<uint8_t>(byte));
