@@ -44,7 +44,7 @@ struct Options {
 };
 
 // The documented error bound of an implementation, relative to the largest |V|.
-inline double DecodeTolerance(Isa isa) { return isa == Isa::kAvx512 ? 0x1p-9 : 2e-6; }
+inline double DecodeTolerance(Isa isa) { return isa == Isa::kAvx512 ? 0x1p-14 : 2e-6; }
 
 // A sequence in both forms: sealed blocks plus tail for the kernel, and the same values as plain
 // FP32 arrays [token][kv head][dim], dequantized vector by vector without any tile, for the FP64

@@ -18,8 +18,9 @@
 //   - e2m1 codes become BF16 by one 16-bit permute (the code is the index). K stays unscaled; the
 //     partial sum of each 16-dim block is multiplied by its block scale in FP32.
 //   - V stays unscaled too; the block scale is multiplied into the softmax weights in FP32, and the
-//     product is rounded to BF16 once. That is the only rounding beyond FP32: at most 2^-9 of a
-//     weight.
+//     product is rounded to BF16: at most 2^-9 of a weight. In a chunk that carries much of the
+//     softmax, where such errors do not average out, what rounding lost is added as a second BF16
+//     number (Pass::is_heavy).
 //   - A query that BF16 cannot hold is the sum of two BF16 numbers.
 // The rows of a group are lanes of a register, so no lane is idle at 1, 2, 4, 8 or 16 rows and no
 // dot product ends in a horizontal sum.
@@ -32,6 +33,8 @@ constexpr uint32_t kChunkTokens = 64;
 constexpr uint32_t kDimMax = 256;
 constexpr float kLog2E = 1.44269504F;
 constexpr float kLn2 = 0.693147181F;
+// Heavy chunks are few in a long context: its chunks are light unless one stands out.
+constexpr float kLightShare = 16.0F;
 constexpr float kScaleUnit = 256.0F;  // ScalesToFloat gives e4m3 / 256.
 
 // Everything a pass needs; on the stack of the entry points.
@@ -48,6 +51,8 @@ struct alignas(64) Pass {
   float k_scales[kGroupTokens][16];
   uint8_t v_scales[kDimMax / 16][kChunkTokens];
   float maximum[kAttendRowsMax];
+  // The present chunk holds more than 1 / kLightShare of all weight so far, in some row.
+  bool is_heavy;
 };
 
 // 16 tokens of a tile.
@@ -303,6 +308,7 @@ void ScoresToWeights(const AttendQuery& query, uint64_t first_token, uint32_t to
     mask |= query.begin[row] > first_token || query.end[row] < first_token + token_count;
   }
   if (mask) MaskScores(query, first_token, token_count, pass);
+  pass->is_heavy = false;
   for (uint32_t row = 0; row < query.row_count; ++row) {
     float* p = pass->p[row];
     __m512 largest = _mm512_load_ps(p);
@@ -325,19 +331,23 @@ void ScoresToWeights(const AttendQuery& query, uint64_t first_token, uint32_t to
     }
     // Without a token so far, all scores are -inf or NaN: weights 0 or NaN.
     const __m512 shift = _mm512_set1_ps(maximum == -INFINITY ? 0.0F : maximum);
+    __m512 chunk_sum = _mm512_setzero_ps();
     for (uint32_t t = 0; t < token_count; t += 16) {
       const __m512 weight = Exp2(_mm512_sub_ps(_mm512_load_ps(p + t), shift));
-      sum = _mm512_add_ps(sum, weight);
+      chunk_sum = _mm512_add_ps(chunk_sum, weight);
       _mm512_store_ps(p + t, weight);
     }
+    sum = _mm512_add_ps(sum, chunk_sum);
+    pass->is_heavy |= _mm512_reduce_add_ps(chunk_sum) * kLightShare > _mm512_reduce_add_ps(sum);
     _mm512_store_ps(pass->lane_sum[row], sum);
   }
 }
 
-// weights = bf16(p * scale), where scale[t] is the V scale of 16-dim block `block` or 1.
+// weights = bf16(p * scale), where scale[t] is the V scale of 16-dim block `block` or 1; with
+// `rest`, what that rounding lost, in BF16.
 template <bool kScaled>
 KVTIER_AVX512_INLINE void StoreWeights(uint32_t rows, uint32_t block, uint32_t token_count,
-                                       Pass* pass) {
+                                       bool rest, Pass* pass) {
   for (uint32_t t = 0; t < token_count; t += 32) {
     __m512 scale[2] = {};
     if constexpr (kScaled) {
@@ -352,6 +362,10 @@ KVTIER_AVX512_INLINE void StoreWeights(uint32_t rows, uint32_t block, uint32_t t
       if constexpr (kScaled) {
         low = _mm512_mul_ps(low, scale[0]);
         high = _mm512_mul_ps(high, scale[1]);
+      }
+      if (rest) {
+        low = _mm512_sub_ps(low, RoundToBf16(low));
+        high = _mm512_sub_ps(high, RoundToBf16(high));
       }
       StoreBf16(&pass->weights[row][t], high, low);
     }
@@ -434,21 +448,23 @@ void AddTileV(const AttendTiles& tiles, uint32_t head_dim, const TokenGroup* gro
     v_groups[i].tile = groups[i].tile + uint64_t{groups[i].first_token} * head_dim / 2;
   }
   for (uint32_t block = 0; block < head_dim / 16; ++block) {
-    StoreWeights<true>(kRows, block, group_count * kGroupTokens, pass);
-    if constexpr (kRows <= 8) {
-      AddTileBlock<kRows, true, true>(v_groups, group_count, tiles.v.data_offset, block, pass);
-    } else {
-      AddTileBlock<kRows, true, false>(v_groups, group_count, tiles.v.data_offset, block, pass);
-      AddTileBlock<kRows, false, true>(v_groups, group_count, tiles.v.data_offset, block, pass);
+    for (int part = 0; part < (pass->is_heavy ? 2 : 1); ++part) {
+      StoreWeights<true>(kRows, block, group_count * kGroupTokens, part == 1, pass);
+      if constexpr (kRows <= 8) {
+        AddTileBlock<kRows, true, true>(v_groups, group_count, tiles.v.data_offset, block, pass);
+      } else {
+        AddTileBlock<kRows, true, false>(v_groups, group_count, tiles.v.data_offset, block, pass);
+        AddTileBlock<kRows, false, true>(v_groups, group_count, tiles.v.data_offset, block, pass);
+      }
     }
   }
 }
 
-// Adds V in BF16 rows. Registers of 32 dims of two tokens, interleaved.
+// Adds V in BF16 rows with the weights at hand. Registers of 32 dims of two tokens, interleaved.
 template <int kRows>
-void AddRowV(const std::byte* const* rows, uint32_t head_dim, uint32_t token_count, Pass* pass) {
+void AddWeightedRows(const std::byte* const* rows, uint32_t head_dim, uint32_t token_count,
+                     Pass* pass) {
   constexpr int kStep = kRows < 8 ? kRows : 8;
-  StoreWeights<false>(kRows, 0, token_count, pass);
   for (uint32_t dim = 0; dim < head_dim; dim += 32) {
     const auto mask = static_cast<__mmask32>(head_dim - dim >= 32 ? ~0U : 0xFFFFU);
     for (int first = 0; first < kRows; first += kStep) {
@@ -476,6 +492,14 @@ void AddRowV(const std::byte* const* rows, uint32_t head_dim, uint32_t token_cou
         _mm512_store_ps(&pass->acc[first + row][dim + 16], acc[row][1]);
       }
     }
+  }
+}
+
+template <int kRows>
+void AddRowV(const std::byte* const* rows, uint32_t head_dim, uint32_t token_count, Pass* pass) {
+  for (int part = 0; part < (pass->is_heavy ? 2 : 1); ++part) {
+    StoreWeights<false>(kRows, 0, token_count, part == 1, pass);
+    AddWeightedRows<kRows>(rows, head_dim, token_count, pass);
   }
 }
 

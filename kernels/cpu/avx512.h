@@ -29,6 +29,11 @@ KVTIER_AVX512_INLINE void StoreBf16(uint16_t* target, __m512 high, __m512 low) {
   _mm512_storeu_si512(target, (__m512i)_mm512_cvtne2ps_pbh(high, low));
 }
 
+KVTIER_AVX512_INLINE __m512 RoundToBf16(__m512 x) {
+  return _mm512_castsi512_ps(
+      _mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(x)), 16));
+}
+
 // The 16 e2m1 values in BF16, twice: bit 4 of an index does not matter.
 KVTIER_AVX512_INLINE __m512i E2m1Bf16Table() {
   const __m256i values = _mm256_setr_epi16(
