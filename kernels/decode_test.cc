@@ -183,6 +183,18 @@ TEST_P(DecodeOn, Bf16QueryEqualsFp32QueryOfTheSameValues) {
   EXPECT_EQ(sequence.out(), expected);
 }
 
+TEST_P(DecodeOn, PeakedSoftmaxStaysFarWithinTheBound) {
+  // From uniform weights to a single token, tokens of equal weight in between.
+  for (const float sharpness : {0.0F, 0.3F, 1.0F, 2.0F, 4.0F, 8.0F, 30.0F}) {
+    for (const uint32_t group : {1U, 2U, 4U, 8U, 16U}) {
+      Sequence sequence({64, 128, 1, group, 40, 21}, GetParam());
+      for (float& x : sequence.query()) x *= sharpness;
+      ASSERT_TRUE(Decode(sequence.Args()).ok());
+      EXPECT_LE(sequence.RelativeError(), 0x1p-12) << sharpness << " " << sequence.Describe();
+    }
+  }
+}
+
 TEST_P(DecodeOn, EmptySequenceGivesZerosAndMinusInfinity) {
   Sequence sequence({16, 64, 2, 2, 0, 0}, GetParam());
   std::fill(sequence.out().begin(), sequence.out().end(), 7.0F);

@@ -18,7 +18,8 @@ bool CpuHas(Isa isa) {
       has_avx2 && __builtin_cpu_supports("avx512f") != 0 &&
       __builtin_cpu_supports("avx512bw") != 0 && __builtin_cpu_supports("avx512dq") != 0 &&
       __builtin_cpu_supports("avx512vl") != 0 && __builtin_cpu_supports("avx512vbmi") != 0 &&
-      __builtin_cpu_supports("avx512vbmi2") != 0 && __builtin_cpu_supports("avx512bf16") != 0;
+      __builtin_cpu_supports("avx512vbmi2") != 0 && __builtin_cpu_supports("avx512vnni") != 0 &&
+      __builtin_cpu_supports("avx512bf16") != 0;
   switch (isa) {
     case Isa::kScalar:
       return true;

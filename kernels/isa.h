@@ -11,8 +11,9 @@ namespace kvtier::kernels {
 // what an ARM machine gets today.
 enum class Isa : uint8_t {
   kScalar = 0,
-  kAvx2 = 1,    // AVX2, FMA, F16C: x86-64-v3.
-  kAvx512 = 2,  // AVX-512 F, BW, DQ, VL, VBMI, VBMI2 and BF16: Zen 4, Sapphire Rapids and later.
+  kAvx2 = 1,  // AVX2, FMA, F16C: x86-64-v3.
+  kAvx512 =
+      2,  // AVX-512 F, BW, DQ, VL, VBMI, VBMI2, VNNI and BF16: Zen 4, Sapphire Rapids and later.
 };
 
 inline constexpr std::array kAllIsas = {Isa::kScalar, Isa::kAvx2, Isa::kAvx512};

@@ -213,7 +213,7 @@ bool AttendTilesOf(const AttendQuery& query, const AttendTiles& tiles, Pass* pas
       AddRowV<kRows>(rows, query.head_dim, count, pass);
     }
   }
-  Finish(query, tiles.v.format, tiles.v.multiplier * (v_nvfp4 ? kScaleUnit : 1.0F), *pass);
+  Finish(query, tiles.v.format, tiles.v.multiplier * (v_nvfp4 ? kScaleUnit / 2 : 1.0F), *pass);
   return _mm512_cmpgt_epu8_mask(largest, _mm512_set1_epi8(0x7E)) == 0;
 }
 

@@ -8,20 +8,23 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
 
 #include "kernels/cpu/attend.h"
 #include "kernels/cpu/avx512.h"
 
 // Internal to attend_avx512.cc: the steps of decode on a chunk of tokens.
 //
-// Decode with AVX512-BF16. All products are BF16 x BF16 -> FP32 dot products:
+// Decode with dot products of 16-bit numbers. K: BF16 x BF16 -> FP32.
 //   - e2m1 codes become BF16 by one 16-bit permute (the code is the index). K stays unscaled; the
 //     partial sum of each 16-dim block is multiplied by its block scale in FP32.
-//   - V stays unscaled too; the block scale is multiplied into the softmax weights in FP32, and the
-//     product is rounded to BF16: at most 2^-9 of a weight. In a chunk that carries much of the
-//     softmax, where such errors do not average out, what rounding lost is added as a second BF16
-//     number (Pass::is_heavy).
 //   - A query that BF16 cannot hold is the sum of two BF16 numbers.
+// V: the softmax weights need more than the 8 bits of BF16, whose rounding alone is 2^-8.
+//   - NVFP4: weight * block scale becomes an INT16 relative to the largest of the chunk, codes
+//   become
+//     integers by the same permute, and INT16 x INT16 -> INT32 is exact for a chunk: 15 bits at the
+//     price of 8.
+//   - BF16 rows: a weight is the sum of two BF16 numbers.
 // The rows of a group are lanes of a register, so no lane is idle at 1, 2, 4, 8 or 16 rows and no
 // dot product ends in a horizontal sum.
 
@@ -33,17 +36,16 @@ constexpr uint32_t kChunkTokens = 64;
 constexpr uint32_t kDimMax = 256;
 constexpr float kLog2E = 1.44269504F;
 constexpr float kLn2 = 0.693147181F;
-// Heavy chunks are few in a long context: its chunks are light unless one stands out.
-constexpr float kLightShare = 16.0F;
 constexpr float kScaleUnit = 256.0F;  // ScalesToFloat gives e4m3 / 256.
 
 // Everything a pass needs; on the stack of the entry points.
 struct alignas(64) Pass {
   // [row][32 lanes of 16 dims][...]; which lane is which dim depends on the format of V.
   float acc[kAttendRowsMax][kDimMax * 2];
-  float p[kAttendRowsMax][kChunkTokens];  // Scores in the log2 domain, then weights.
+  // Scores in the log2 domain, then weights relative to the largest of the chunk.
+  float p[kAttendRowsMax][kChunkTokens];
   float lane_sum[kAttendRowsMax][16];
-  uint16_t weights[kAttendRowsMax][kChunkTokens];  // BF16
+  uint16_t weights[kAttendRowsMax][kChunkTokens];  // INT16 or BF16
   // The query as lanes, [part][dim steps][32 words]: for tiles in the order of their nibbles, for
   // rows in the order of dims. Part 1 is what part 0 lost by rounding.
   uint16_t query[2][kDimMax * kAttendRowsMax];
@@ -51,8 +53,7 @@ struct alignas(64) Pass {
   float k_scales[kGroupTokens][16];
   uint8_t v_scales[kDimMax / 16][kChunkTokens];
   float maximum[kAttendRowsMax];
-  // The present chunk holds more than 1 / kLightShare of all weight so far, in some row.
-  bool is_heavy;
+  float chunk_factor[kAttendRowsMax];  // Weights of the chunk times this are weights of the pass.
 };
 
 // 16 tokens of a tile.
@@ -111,7 +112,9 @@ void InitPass(const AttendQuery& query, uint32_t rows, Pass* pass) {
     std::memset(pass->p[row], 0, sizeof(pass->p[row]));
     std::memset(pass->lane_sum[row], 0, sizeof(pass->lane_sum[row]));
     pass->maximum[row] = -INFINITY;
+    pass->chunk_factor[row] = 0.0F;
   }
+  std::memset(pass->v_scales, 0, sizeof(pass->v_scales));
 }
 
 // The words of one dim step of a token, repeated for each of kRows rows.
@@ -308,7 +311,6 @@ void ScoresToWeights(const AttendQuery& query, uint64_t first_token, uint32_t to
     mask |= query.begin[row] > first_token || query.end[row] < first_token + token_count;
   }
   if (mask) MaskScores(query, first_token, token_count, pass);
-  pass->is_heavy = false;
   for (uint32_t row = 0; row < query.row_count; ++row) {
     float* p = pass->p[row];
     __m512 largest = _mm512_load_ps(p);
@@ -329,40 +331,29 @@ void ScoresToWeights(const AttendQuery& query, uint64_t first_token, uint32_t to
       }
       pass->maximum[row] = maximum = top;
     }
-    // Without a token so far, all scores are -inf or NaN: weights 0 or NaN.
-    const __m512 shift = _mm512_set1_ps(maximum == -INFINITY ? 0.0F : maximum);
+    // Without a token in the chunk, all scores are -inf or NaN: weights 0 or NaN.
+    const bool empty = top == -INFINITY;
+    const __m512 shift = _mm512_set1_ps(empty ? 0.0F : top);
     __m512 chunk_sum = _mm512_setzero_ps();
     for (uint32_t t = 0; t < token_count; t += 16) {
       const __m512 weight = Exp2(_mm512_sub_ps(_mm512_load_ps(p + t), shift));
       chunk_sum = _mm512_add_ps(chunk_sum, weight);
       _mm512_store_ps(p + t, weight);
     }
-    sum = _mm512_add_ps(sum, chunk_sum);
-    pass->is_heavy |= _mm512_reduce_add_ps(chunk_sum) * kLightShare > _mm512_reduce_add_ps(sum);
-    _mm512_store_ps(pass->lane_sum[row], sum);
+    const __m512 factor =
+        empty ? _mm512_setzero_ps() : Exp2(_mm512_set1_ps(top - pass->maximum[row]));
+    _mm512_store_ps(pass->lane_sum[row], _mm512_fmadd_ps(chunk_sum, factor, sum));
+    pass->chunk_factor[row] = _mm512_cvtss_f32(factor);
   }
 }
 
-// weights = bf16(p * scale), where scale[t] is the V scale of 16-dim block `block` or 1; with
-// `rest`, what that rounding lost, in BF16.
-template <bool kScaled>
-KVTIER_AVX512_INLINE void StoreWeights(uint32_t rows, uint32_t block, uint32_t token_count,
-                                       bool rest, Pass* pass) {
-  for (uint32_t t = 0; t < token_count; t += 32) {
-    __m512 scale[2] = {};
-    if constexpr (kScaled) {
-      for (uint32_t i = 0; i < 2; ++i) {
-        scale[i] = ScalesToFloat(
-            _mm_load_si128(reinterpret_cast<const __m128i*>(&pass->v_scales[block][t + i * 16])));
-      }
-    }
-    for (uint32_t row = 0; row < rows; ++row) {
-      __m512 low = _mm512_load_ps(&pass->p[row][t]);
-      __m512 high = _mm512_load_ps(&pass->p[row][t + 16]);
-      if constexpr (kScaled) {
-        low = _mm512_mul_ps(low, scale[0]);
-        high = _mm512_mul_ps(high, scale[1]);
-      }
+// Weights of a chunk in BF16; with `rest`, what that rounding lost.
+void StoreBf16Weights(uint32_t rows, uint32_t token_count, bool rest, Pass* pass) {
+  for (uint32_t row = 0; row < rows; ++row) {
+    const __m512 factor = _mm512_set1_ps(pass->chunk_factor[row]);
+    for (uint32_t t = 0; t < token_count; t += 32) {
+      __m512 low = _mm512_mul_ps(_mm512_load_ps(&pass->p[row][t]), factor);
+      __m512 high = _mm512_mul_ps(_mm512_load_ps(&pass->p[row][t + 16]), factor);
       if (rest) {
         low = _mm512_sub_ps(low, RoundToBf16(low));
         high = _mm512_sub_ps(high, RoundToBf16(high));
@@ -372,25 +363,49 @@ KVTIER_AVX512_INLINE void StoreWeights(uint32_t rows, uint32_t block, uint32_t t
   }
 }
 
+// Weights times the V scales of a block as INT16. Returns the unit: what 1 stands for.
+KVTIER_AVX512_INLINE float StoreIntWeights(uint32_t rows, uint32_t block, uint32_t token_count,
+                                           Pass* pass) {
+  // The largest scale is below 2^(exponent - 6), also for exponent 0.
+  const __m512i bytes = _mm512_load_si512(pass->v_scales[block]);
+  const uint32_t exponent = MaxByte(bytes) >> 3;
+  const float unit = Power2(static_cast<int>(exponent) - 14) / 32767.0F;
+  const __m512 inverse = _mm512_set1_ps(32767.0F * Power2(14 - static_cast<int>(exponent)));
+  for (uint32_t t = 0; t < token_count; t += 32) {
+    const uint8_t* scales = &pass->v_scales[block][t];
+    const __m512 low_scale = _mm512_mul_ps(
+        ScalesToFloat(_mm_load_si128(reinterpret_cast<const __m128i*>(scales))), inverse);
+    const __m512 high_scale = _mm512_mul_ps(
+        ScalesToFloat(_mm_load_si128(reinterpret_cast<const __m128i*>(scales + 16))), inverse);
+    for (uint32_t row = 0; row < rows; ++row) {
+      const __m512 low = _mm512_mul_ps(_mm512_load_ps(&pass->p[row][t]), low_scale);
+      const __m512 high = _mm512_mul_ps(_mm512_load_ps(&pass->p[row][t + 16]), high_scale);
+      // Fours of tokens 0 4 1 5 2 6 3 7: a pack works on 128-bit lanes.
+      _mm512_store_si512(&pass->weights[row][t],
+                         _mm512_packs_epi32(_mm512_cvtps_epi32(low), _mm512_cvtps_epi32(high)));
+    }
+  }
+  return unit;
+}
+
 // Adds one 16-dim block of V of up to 64 tokens. Four tokens a, b, c, d make a register: lanes
-// 2k and 2k + 1 are (a, b) and (c, d) of dim 2k (low nibbles) or 2k + 1 (high nibbles).
+// 2k and 2k + 1 are (a, b) and (c, d) of dim 2k (low nibbles) or 2k + 1 (high nibbles). Sums of
+// 64 * 32767 * 12 fit INT32.
 template <int kRows, bool kLow, bool kHigh>
 KVTIER_AVX512_INLINE void AddTileBlock(const TokenGroup* groups, uint32_t group_count,
-                                       uint64_t v_offset, uint32_t block, Pass* pass) {
-  const __m512i table = E2m1Bf16Table();
+                                       uint64_t v_offset, uint32_t block, float unit, Pass* pass) {
+  const __m512i table = E2m1Int16Table();
   const __m512i quads[2] = {VQuadIndex(block % 2 != 0, false), VQuadIndex(block % 2 != 0, true)};
   // Few rows are few sums: spread the tokens over several of each to hide the latency.
   constexpr int kSpread = kRows <= 2 ? 4 : (kRows == 4 ? 2 : 1);
-  __m512 low_acc[kSpread][kRows];
-  __m512 high_acc[kSpread][kRows];
+  __m512i low_acc[kSpread][kRows];
+  __m512i high_acc[kSpread][kRows];
   for (int row = 0; row < kRows; ++row) {
-    for (int i = 0; i < kSpread; ++i) low_acc[i][row] = high_acc[i][row] = _mm512_setzero_ps();
-    if constexpr (kLow) low_acc[0][row] = _mm512_load_ps(&pass->acc[row][block * 32]);
-    if constexpr (kHigh) high_acc[0][row] = _mm512_load_ps(&pass->acc[row][block * 32 + 16]);
+    for (int i = 0; i < kSpread; ++i) low_acc[i][row] = high_acc[i][row] = _mm512_setzero_si512();
   }
   for (uint32_t group = 0; group < group_count; ++group) {
     const std::byte* codes = groups[group].tile + v_offset + block * 128;
-    const uint16_t* weights = &pass->weights[0][group * 16];
+    const uint16_t* weights = &pass->weights[0][group / 2 * 32 + group % 2 * 4];
 #pragma GCC unroll 4
     for (int quad = 0; quad < 4; ++quad) {
       const __m512i eight = _mm512_loadu_si512(codes + quad / 2 * 64);
@@ -399,21 +414,25 @@ KVTIER_AVX512_INLINE void AddTileBlock(const TokenGroup* groups, uint32_t group_
       const __m512i high = _mm512_permutexvar_epi16(_mm512_srli_epi16(index, 4), table);
 #pragma GCC unroll 16
       for (int row = 0; row < kRows; ++row) {
-        const __m512i weight = LoadStep<8>(weights + row * kChunkTokens + quad * 4);
-        __m512& low_sum = low_acc[quad % kSpread][row];
-        __m512& high_sum = high_acc[quad % kSpread][row];
-        if constexpr (kLow) low_sum = DotBf16(low_sum, low, weight);
-        if constexpr (kHigh) high_sum = DotBf16(high_sum, high, weight);
+        const __m512i weight = LoadStep<8>(weights + row * kChunkTokens + quad * 8);
+        __m512i& low_sum = low_acc[quad % kSpread][row];
+        __m512i& high_sum = high_acc[quad % kSpread][row];
+        if constexpr (kLow) low_sum = _mm512_dpwssd_epi32(low_sum, low, weight);
+        if constexpr (kHigh) high_sum = _mm512_dpwssd_epi32(high_sum, high, weight);
       }
     }
   }
   for (int row = 0; row < kRows; ++row) {
     for (int i = 1; i < kSpread; ++i) {
-      low_acc[0][row] = _mm512_add_ps(low_acc[0][row], low_acc[i][row]);
-      high_acc[0][row] = _mm512_add_ps(high_acc[0][row], high_acc[i][row]);
+      low_acc[0][row] = _mm512_add_epi32(low_acc[0][row], low_acc[i][row]);
+      high_acc[0][row] = _mm512_add_epi32(high_acc[0][row], high_acc[i][row]);
     }
-    if constexpr (kLow) _mm512_store_ps(&pass->acc[row][block * 32], low_acc[0][row]);
-    if constexpr (kHigh) _mm512_store_ps(&pass->acc[row][block * 32 + 16], high_acc[0][row]);
+    const __m512 factor = _mm512_set1_ps(pass->chunk_factor[row] * unit);
+    const auto add = [&](__m512i sum, float* acc) {
+      _mm512_store_ps(acc, _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), factor, _mm512_load_ps(acc)));
+    };
+    if constexpr (kLow) add(low_acc[0][row], &pass->acc[row][block * 32]);
+    if constexpr (kHigh) add(high_acc[0][row], &pass->acc[row][block * 32 + 16]);
   }
 }
 
@@ -448,14 +467,13 @@ void AddTileV(const AttendTiles& tiles, uint32_t head_dim, const TokenGroup* gro
     v_groups[i].tile = groups[i].tile + uint64_t{groups[i].first_token} * head_dim / 2;
   }
   for (uint32_t block = 0; block < head_dim / 16; ++block) {
-    for (int part = 0; part < (pass->is_heavy ? 2 : 1); ++part) {
-      StoreWeights<true>(kRows, block, group_count * kGroupTokens, part == 1, pass);
-      if constexpr (kRows <= 8) {
-        AddTileBlock<kRows, true, true>(v_groups, group_count, tiles.v.data_offset, block, pass);
-      } else {
-        AddTileBlock<kRows, true, false>(v_groups, group_count, tiles.v.data_offset, block, pass);
-        AddTileBlock<kRows, false, true>(v_groups, group_count, tiles.v.data_offset, block, pass);
-      }
+    const float unit = StoreIntWeights(kRows, block, group_count * kGroupTokens, pass);
+    const uint64_t offset = tiles.v.data_offset;
+    if constexpr (kRows <= 8) {
+      AddTileBlock<kRows, true, true>(v_groups, group_count, offset, block, unit, pass);
+    } else {
+      AddTileBlock<kRows, true, false>(v_groups, group_count, offset, block, unit, pass);
+      AddTileBlock<kRows, false, true>(v_groups, group_count, offset, block, unit, pass);
     }
   }
 }
@@ -497,8 +515,8 @@ void AddWeightedRows(const std::byte* const* rows, uint32_t head_dim, uint32_t t
 
 template <int kRows>
 void AddRowV(const std::byte* const* rows, uint32_t head_dim, uint32_t token_count, Pass* pass) {
-  for (int part = 0; part < (pass->is_heavy ? 2 : 1); ++part) {
-    StoreWeights<false>(kRows, 0, token_count, part == 1, pass);
+  for (const bool rest : {false, true}) {
+    StoreBf16Weights(kRows, token_count, rest, pass);
     AddWeightedRows<kRows>(rows, head_dim, token_count, pass);
   }
 }

@@ -44,6 +44,30 @@ KVTIER_AVX512_INLINE __m512i E2m1Bf16Table() {
   return _mm512_broadcast_i64x4(values);
 }
 
+// The 16 e2m1 values times 2 in INT16, twice.
+KVTIER_AVX512_INLINE __m512i E2m1Int16Table() {
+  return _mm512_broadcast_i64x4(
+      _mm256_setr_epi16(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12));
+}
+
+KVTIER_AVX512_INLINE uint32_t MaxByte(__m512i x) {
+  const __m256i y = _mm256_max_epu8(_mm512_castsi512_si256(x), _mm512_extracti64x4_epi64(x, 1));
+  __m128i z = _mm_max_epu8(_mm256_castsi256_si128(y), _mm256_extracti128_si256(y, 1));
+  z = _mm_max_epu8(z, _mm_srli_epi16(z, 8));
+  // The one horizontal instruction finds a minimum of words.
+  const __m128i least =
+      _mm_minpos_epu16(_mm_sub_epi16(_mm_set1_epi16(255), _mm_and_si128(z, _mm_set1_epi16(255))));
+  return 255U - (static_cast<uint32_t>(_mm_cvtsi128_si32(least)) & 0xFFU);
+}
+
+// 2^exponent for a normal result.
+KVTIER_AVX512_INLINE float Power2(int exponent) {
+  const int bits = (127 + exponent) << 23;
+  float value = 0;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
 // Scale bytes (0x00..0x7E) as e4m3 / 256: as FP16 bits, the byte has 8 less in the exponent bias.
 KVTIER_AVX512_INLINE __m512 ScalesToFloat(__m128i bytes) {
   return _mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(bytes), 7));
