@@ -93,13 +93,13 @@ class HandleServerTest : public testing::Test {
     tenants_ = std::make_unique<TenantTable>(config, daemon_uid);
     auto server = HandleServer::Start(
         {.socket_path = path_,
-         .socket_mode = 0640,
+         .socket_mode = socket_mode,
          .epoch = kEpoch,
          .connections_max = connections_max,
          .token_lifetime_ms = token_lifetime_ms},
         tenants_.get(),
-        {.export_segment = [this](TierId tier, uint32_t idx,
-                                  bool writable) { return Export(tier, idx, writable); },
+        {.export_segment = [](TierId tier, uint32_t idx,
+                              bool writable) { return Export(tier, idx, writable); },
          .on_session_gone =
              [this](uint64_t session) {
                absl::MutexLock lock(&mutex_);
@@ -241,9 +241,13 @@ TEST_F(HandleServerTest, OneTooManyIsRefused) {
 }
 
 TEST_F(HandleServerTest, StrangersAreForbidden) {
-  if (getuid() == 0) GTEST_SKIP() << "root always has a tenant";
-  Start(16, 30'000, {}, getuid() + 1);
+  // Root always has a tenant: it connects as somebody else.
+  const bool is_root = geteuid() == 0;
+  const uid_t stranger = is_root ? 65534 : geteuid();
+  Start(16, 30'000, {}, stranger + 1, 0666);
+  if (is_root) ASSERT_EQ(seteuid(stranger), 0);
   Peer peer(path_);
+  if (is_root) ASSERT_EQ(seteuid(0), 0);
   EXPECT_EQ(peer.Receive().reply.status, HandleStatus::kForbidden);
   EXPECT_TRUE(peer.Receive().closed);
 }

@@ -3,6 +3,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -30,6 +31,12 @@ constexpr int kExitUsage = 2;
 int Fail(const absl::Status& status, int exit_status) {
   std::fprintf(stderr, "kvtierd: %s\n", std::string(status.message()).c_str());
   return exit_status;
+}
+
+// Output that is lost is a failure.
+int Print(const std::string& text) {
+  if (std::fputs(text.c_str(), stdout) >= 0 && std::fflush(stdout) == 0) return EXIT_SUCCESS;
+  return Fail(ErrnoStatus(errno, "write to standard output"), kExitFailed);
 }
 
 sigset_t StopSignals() {
@@ -117,23 +124,16 @@ int Serve(const Config& config, int ready_fd) {
 int Main(const std::vector<std::string>& arguments) {
   absl::StatusOr<CommandLine> line = ParseCommandLine(arguments);
   if (!line.ok()) return Fail(line.status(), kExitUsage);
-  if (line->action == CommandLineAction::kHelp) {
-    std::fputs(HelpText().c_str(), stdout);
-    return EXIT_SUCCESS;
-  }
+  if (line->action == CommandLineAction::kHelp) return Print(HelpText());
   if (line->action == CommandLineAction::kVersion) {
-    std::printf("kvtierd %s\n", kVersion);
-    return EXIT_SUCCESS;
+    return Print(absl::StrFormat("kvtierd %s\n", kVersion));
   }
   for (char** entry = environ; *entry != nullptr; ++entry) {
     line->sources.environment.emplace_back(*entry);
   }
   const absl::StatusOr<Config> config = LoadConfig(line->sources);
   if (!config.ok()) return Fail(config.status(), kExitUsage);
-  if (line->action == CommandLineAction::kPrintConfig) {
-    std::fputs(PrintConfig(*config).c_str(), stdout);
-    return EXIT_SUCCESS;
-  }
+  if (line->action == CommandLineAction::kPrintConfig) return Print(PrintConfig(*config));
   if (line->action == CommandLineAction::kCheckConfig) return EXIT_SUCCESS;
   return Serve(*config, line->ready_fd);
 }
