@@ -98,7 +98,7 @@ struct DecodeArgs {
 //
 // Error of out against exact attention over the same dequantized values: 2e-6 of the largest |V|
 // for kScalar and kAvx2; for kAvx512, which holds softmax weights in 15 bits, at most 2^-9 of the
-// largest |out| (measured: below 2^-12 from uniform to one-hot softmax). Instruction sets agree
+// largest |out| (measured: below 2^-10 from uniform to one-hot softmax). Instruction sets agree
 // within these bounds, not bit for bit. A NaN in a tail token that a query sees makes its head's
 // results NaN; so does an infinity in V, or in K if the score is +inf or NaN. A split of a sequence
 // is a call over a part of its block table; merge the results with MergeDecode (only one of the
