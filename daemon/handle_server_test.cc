@@ -88,7 +88,7 @@ constexpr HandleRequest kSegment{.kind = HandleRequestKind::kGetSegment, .tier =
 class HandleServerTest : public testing::Test {
  protected:
   void Start(uint32_t connections_max = 16, uint64_t token_lifetime_ms = 30'000, Config config = {},
-             uid_t daemon_uid = getuid()) {
+             uid_t daemon_uid = getuid(), mode_t socket_mode = 0640) {
     path_ = absl::StrFormat("%s/kvtier-handles-%d.sock", testing::TempDir(), getpid());
     tenants_ = std::make_unique<TenantTable>(config, daemon_uid);
     auto server = HandleServer::Start(
@@ -245,9 +245,13 @@ TEST_F(HandleServerTest, StrangersAreForbidden) {
   const bool is_root = geteuid() == 0;
   const uid_t stranger = is_root ? 65534 : geteuid();
   Start(16, 30'000, {}, stranger + 1, 0666);
-  if (is_root) ASSERT_EQ(seteuid(stranger), 0);
+  if (is_root) {
+    ASSERT_EQ(seteuid(stranger), 0);
+  }
   Peer peer(path_);
-  if (is_root) ASSERT_EQ(seteuid(0), 0);
+  if (is_root) {
+    ASSERT_EQ(seteuid(0), 0);
+  }
   EXPECT_EQ(peer.Receive().reply.status, HandleStatus::kForbidden);
   EXPECT_TRUE(peer.Receive().closed);
 }
