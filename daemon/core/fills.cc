@@ -44,7 +44,13 @@ bool StoreCore::Impl::AdvanceReserve(ReserveWaiter* waiter, Effects* effects) {
     } else {
       const PlacedBlock slot = TakeFillSlot(*waiter, effects);
       if (slot.replica == kNoReplica) return false;
-      BeginFill(waiter, slot);
+      // Making room may have evicted the parent.
+      if (const auto changed = AnswerWithoutSlot(*waiter); changed.has_value()) {
+        tiers_[static_cast<size_t>(slot.tier)]->Free(slot.replica);
+        waiter->blocks.push_back({.status = *changed});
+      } else {
+        BeginFill(waiter, slot);
+      }
     }
     ++waiter->next;
   }

@@ -173,6 +173,10 @@ StoreCore::Impl::ReadStart StoreCore::Impl::StartRead(EntryIdx idx, Purpose purp
     // The read displaces no active context's block, but for a demanded one on its way to host.
     const bool idle_only = background || tier == kHbm;
     const SlotOrRoom slot = TakeSlotOrMakeRoom(tier, ns, idle_only, reads_wanted_.size(), effects);
+    if (slot.replica != kNoReplica && (!Visible(At(idx)) || At(idx).job != 0)) {
+      tiers_[tier]->Free(slot.replica);  // making room took the block itself
+      return ReadStart::kNoRoom;
+    }
     if (slot.replica != kNoReplica) {
       StartTransfer({.entry = idx,
                      .purpose = purpose,

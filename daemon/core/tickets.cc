@@ -74,6 +74,10 @@ bool StoreCore::Impl::AdvanceTicket(TicketWork* ticket, Effects* effects) {
         if (slot.room == Room::kLeaving) return false;
         continue;  // stays on host
       }
+      if (MemoryTier(entry) != kHost || entry.job != 0) {
+        tiers_[kHbm]->Free(slot.replica);  // making room moved the block itself
+        return false;
+      }
       StartTransfer({.entry = idx,
                      .purpose = Purpose::kPromote,
                      .source = kHost,
