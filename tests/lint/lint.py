@@ -29,7 +29,8 @@ MAX_COLUMNS = 100
 MAX_CPP_LINES = 600
 
 TESTS = re.compile(r"_test\.(cc|cu)$")
-PROGRAMS = re.compile(r"(_(test|test_util|bench|main)\.(cc|cu)$|(^|/)main\.cc$|^tests/|^client/ctl/)")
+PROGRAMS = re.compile(
+    r"(_(test|test_util|bench|main|child)\.(cc|cu)$|(^|/)main\.cc$|^tests/|^client/ctl/)")
 SANITIZERS = re.compile(r"^deploy/sanitizers/")
 
 # (pattern, what to use instead, only in these paths or None, not in these paths or None)
