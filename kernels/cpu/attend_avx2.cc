@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <immintrin.h>
+#include <math.h>
 
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -148,7 +148,7 @@ void Score(const AttendQuery& query, uint64_t first_token, uint32_t token_count,
     for (uint32_t t = 0; t < kChunkTokens; ++t) {
       const uint64_t token = first_token + t;
       float score = query.scale * pass->p[row][t] + query.bias[row];
-      if (query.soft_cap > 0.0F) score = query.soft_cap * std::tanh(score / query.soft_cap);
+      if (query.soft_cap > 0.0F) score = query.soft_cap * tanhf(score / query.soft_cap);
       const bool visible = t < token_count && token >= query.begin[row] && token < query.end[row];
       pass->p[row][t] = visible ? score * kLog2E : -INFINITY;
     }
@@ -211,7 +211,7 @@ void Finish(const AttendQuery& query, const Pass& pass) {
     const bool empty = pass.sum[row] == 0.0F;
     const float factor = empty ? 0.0F : 1.0F / pass.sum[row];
     for (uint32_t dim = 0; dim < query.head_dim; ++dim) out[dim] = pass.acc[row][dim] * factor;
-    query.lse[row] = empty ? -INFINITY : pass.maximum[row] * kLn2 + std::log(pass.sum[row]);
+    query.lse[row] = empty ? -INFINITY : pass.maximum[row] * kLn2 + logf(pass.sum[row]);
   }
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <immintrin.h>
+#include <math.h>
 
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -92,7 +92,7 @@ void Finish(const AttendQuery& query, AttendFormat v_format, float multiplier, c
       query.lse[row] = -INFINITY;
       continue;
     }
-    query.lse[row] = pass.maximum[row] * kLn2 + std::log(sum);
+    query.lse[row] = pass.maximum[row] * kLn2 + logf(sum);
     const float factor = multiplier / sum;
     for (uint32_t dim = 0; dim < query.head_dim; ++dim) {
       if (v_format == AttendFormat::kNvfp4) {
@@ -141,7 +141,8 @@ class TileStream {
   [[gnu::always_inline]] inline void Request(uint64_t token) const {
     if (token >= end_) return;
     const TokenGroup group = Group(token);
-    for (const TileSide* side : {&tiles_.k, &tiles_.v}) {
+    const TileSide* const sides[] = {&tiles_.k, &tiles_.v};
+    for (const TileSide* side : sides) {
       const uint64_t bytes = GroupBytes(side->format, head_dim_);
       Prefetch(group.tile + side->data_offset + group.first_token / kGroupTokens * bytes, bytes);
       if (side->format == AttendFormat::kNvfp4) {
@@ -220,7 +221,8 @@ bool AttendTilesOf(const AttendQuery& query, const AttendTiles& tiles, Pass* pas
 // Requests up to 16 rows of both sides from token `first` on.
 KVTIER_AVX512_INLINE void RequestRows(const AttendRows& part, uint32_t head_dim, uint64_t first) {
   for (uint64_t t = first; t < first + kGroupTokens && t < part.token_count; ++t) {
-    for (const AttendSide* side : {&part.k, &part.v}) {
+    const AttendSide* const sides[] = {&part.k, &part.v};
+    for (const AttendSide* side : sides) {
       Prefetch(side->data + t * side->stride_bytes,
                uint64_t{head_dim} * ElementBytesOf(side->format));
     }

@@ -3,12 +3,11 @@
 #define KVTIER_KERNELS_CPU_ATTEND_STEPS_AVX512_H_
 
 #include <immintrin.h>
+#include <math.h>
 
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <initializer_list>
 
 #include "kernels/cpu/attend.h"
 #include "kernels/cpu/avx512.h"
@@ -101,7 +100,7 @@ void PrepareQuery(const AttendQuery& query, uint32_t rows, bool tile_order, Pass
       pass->query[0][at] = high;
       // A value near the largest FP32 rounds to infinity; its rest is then of no use.
       const float rest = x - FromBf16(high);
-      pass->query[1][at] = std::isfinite(rest) ? ToBf16(rest) : uint16_t{0};
+      pass->query[1][at] = __builtin_isfinite(rest) ? ToBf16(rest) : uint16_t{0};
     }
   }
 }
@@ -515,8 +514,8 @@ void AddWeightedRows(const std::byte* const* rows, uint32_t head_dim, uint32_t t
 
 template <int kRows>
 void AddRowV(const std::byte* const* rows, uint32_t head_dim, uint32_t token_count, Pass* pass) {
-  for (const bool rest : {false, true}) {
-    StoreBf16Weights(kRows, token_count, rest, pass);
+  for (int part = 0; part < 2; ++part) {
+    StoreBf16Weights(kRows, token_count, part == 1, pass);
     AddWeightedRows<kRows>(rows, head_dim, token_count, pass);
   }
 }

@@ -303,9 +303,9 @@ KVTIER_AVX512_INLINE void EncodeRuns(const SealSide& side, uint32_t token, uint3
   if ((kType != RowType::kFp16 || kTransform) && !side.four_over_six) {
     __m512i x[8];
     for (uint32_t i = 0; i < 8; ++i) {
-      x[i] = _mm512_inserti64x4(
-          _mm512_castsi256_si512(LoadBf16<kType, kTransform>(side, token + 2 * i, dim)),
-          LoadBf16<kType, kTransform>(side, token + 2 * i + 1, dim), 1);
+      const __m256i even = LoadBf16<kType, kTransform>(side, token + 2 * i, dim);
+      const __m256i odd = LoadBf16<kType, kTransform>(side, token + 2 * i + 1, dim);
+      x[i] = _mm512_inserti64x4(_mm512_castsi256_si512(even), odd, 1);
     }
     TransposeWords(x);
     WordCodes words;
