@@ -117,7 +117,7 @@ void HandleServer::Serve() {
       if (id == kListenerId) {
         AcceptAll();
       } else {
-        ReadAll(id);
+        ReadAll(id, (events[static_cast<size_t>(i)].events & EPOLLHUP) != 0);
       }
     }
   }
@@ -157,6 +157,7 @@ void HandleServer::Admit(UniqueFd fd) {
     Send(fd.get(), NewReply(HandleStatus::kForbidden), -1);
     return;
   }
+  if (connection_count() >= options_.connections_max) CloseUnclaimed();
   if (connection_count() >= options_.connections_max) {
     Send(fd.get(), NewReply(HandleStatus::kLimitReached), -1);
     return;
@@ -167,10 +168,26 @@ void HandleServer::Admit(UniqueFd fd) {
   Connection connection;
   connection.fd = std::move(fd);
   connection.owner = *owner;
+  connection.token_expires_ms = MonotonicMs() + options_.token_lifetime_ms;
   connections_.emplace(id, std::move(connection));
 }
 
-void HandleServer::ReadAll(ConnectionId id) {
+// Connections that no session claimed in time hold nothing, and must not keep others out.
+void HandleServer::CloseUnclaimed() {
+  const uint64_t now_ms = MonotonicMs();
+  absl::MutexLock lock(&mutex_);
+  for (auto it = connections_.begin(); it != connections_.end();) {
+    const Connection& connection = it->second;
+    if (connection.claimed || connection.token_expires_ms > now_ms) {
+      ++it;
+      continue;
+    }
+    if (connection.token.has_value()) connection_of_token_.erase(*connection.token);
+    connections_.erase(it++);
+  }
+}
+
+void HandleServer::ReadAll(ConnectionId id, bool hung_up) {
   int fd = -1;
   {
     absl::MutexLock lock(&mutex_);
@@ -184,7 +201,9 @@ void HandleServer::ReadAll(ConnectionId id) {
     const ssize_t got = recv(fd, message.data(), message.size(), MSG_DONTWAIT);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0 && errno == EAGAIN) return;
-    if (got <= 0 || !Answer(id, fd, message.data(), static_cast<size_t>(got))) {
+    // Without a hang-up, no bytes are an empty message, not the end of the process.
+    const bool gone = got < 0 || (got == 0 && hung_up);
+    if (gone || !Answer(id, fd, message.data(), static_cast<size_t>(got))) {
       Close(id);
       return;
     }

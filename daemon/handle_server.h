@@ -74,6 +74,7 @@ class HandleServer {
     UniqueFd fd;
     OwnerIdx owner = 0;
     std::optional<Token> token;
+    // Until when the connection may wait to be claimed; each hello begins anew.
     uint64_t token_expires_ms = 0;
     // Says that its token was claimed; no second one is given out.
     bool claimed = false;
@@ -89,7 +90,8 @@ class HandleServer {
   // Takes one accepted connection in, or refuses it.
   void Admit(UniqueFd fd);
   // Serves what has arrived; closes the connection at its end.
-  void ReadAll(ConnectionId id);
+  void ReadAll(ConnectionId id, bool hung_up);
+  void CloseUnclaimed() ABSL_LOCKS_EXCLUDED(mutex_);
   // False: close the connection.
   bool Answer(ConnectionId id, int fd, const void* message, size_t message_bytes);
   HandleReply Hello(ConnectionId id);

@@ -219,8 +219,10 @@ TEST_F(HandleServerTest, GarbageOfAProcessWithASessionDoesNotFreeItsSlots) {
   Peer peer(path_);
   const auto claim = server_->ClaimToken(peer.Hello());
   ASSERT_TRUE(server_->Bind(claim->connection, 7));
-  peer.SendBytes("x", 1);
-  EXPECT_EQ(peer.Receive().reply.status, HandleStatus::kBadRequest);
+  for (const size_t count : {size_t{1}, size_t{0}}) {  // an empty message is no end of the process
+    peer.SendBytes("x", count);
+    EXPECT_EQ(peer.Receive().reply.status, HandleStatus::kBadRequest);
+  }
   EXPECT_EQ(peer.Ask({.kind = HandleRequestKind::kHello}).reply.status, HandleStatus::kBadRequest);
   EXPECT_EQ(peer.Ask(kSegment).reply.status, HandleStatus::kOk);
   {
@@ -238,6 +240,16 @@ TEST_F(HandleServerTest, OneTooManyIsRefused) {
   Peer second(path_);
   EXPECT_EQ(second.Receive().reply.status, HandleStatus::kLimitReached);
   EXPECT_TRUE(second.Receive().closed);
+}
+
+TEST_F(HandleServerTest, SilentConnectionsDoNotKeepOthersOut) {
+  Start(2, 0);
+  Peer silent(path_);
+  Peer greeted(path_);
+  greeted.Hello();
+  Peer third(path_);
+  third.Hello();
+  EXPECT_TRUE(silent.Receive().closed);
 }
 
 TEST_F(HandleServerTest, StrangersAreForbidden) {

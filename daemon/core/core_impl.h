@@ -124,6 +124,8 @@ struct ReserveWaiter {
   size_t tier;
   TimeMs deadline_ms;
   size_t next = 0;  // first key without an answer
+  // Nothing that could make room for it is under way: it holds nobody else up.
+  bool stuck = false;
   std::vector<PlacedBlock> blocks = {};
   std::function<void(absl::StatusOr<std::vector<PlacedBlock>>)> done = {};
 };
@@ -258,7 +260,7 @@ class StoreCore::Impl {
   // The answer for the next key if it needs no slot.
   std::optional<BlockStatus> AnswerWithoutSlot(const ReserveWaiter& waiter) const;
   EntryIdx ParentOfNext(const ReserveWaiter& waiter) const;
-  PlacedBlock TakeFillSlot(const ReserveWaiter& waiter, Effects* effects);
+  PlacedBlock TakeFillSlot(ReserveWaiter* waiter, Effects* effects);
   void BeginFill(ReserveWaiter* waiter, const PlacedBlock& slot);
   static void FinishReserve(ReserveWaiter* waiter, BlockStatus rest, Effects* effects);
   absl::StatusOr<std::vector<BlockStatus>> Commit(SessionId session, NamespaceIdx ns,

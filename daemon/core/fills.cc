@@ -23,9 +23,9 @@ void StoreCore::Impl::Reserve(ReserveWaiter waiter, TimeMs now_ms, Effects* effe
     return refuse(
         WithReason(Invalid("blocks are filled on hbm or host, not on nvme"), reason::kBadArgument));
   }
-  const bool queued_before =
-      std::any_of(reserve_waiters_.begin(), reserve_waiters_.end(),
-                  [&](const ReserveWaiter& other) { return other.tier == waiter.tier; });
+  const bool queued_before = std::any_of(
+      reserve_waiters_.begin(), reserve_waiters_.end(),
+      [&](const ReserveWaiter& other) { return other.tier == waiter.tier && !other.stuck; });
   if (!queued_before && AdvanceReserve(&waiter, effects)) {
     FinishReserve(&waiter, BlockStatus::kExhausted, effects);
   } else if (absl::Status room = CheckWaiterRoom(); !room.ok()) {
@@ -42,7 +42,7 @@ bool StoreCore::Impl::AdvanceReserve(ReserveWaiter* waiter, Effects* effects) {
     if (const auto answer = AnswerWithoutSlot(*waiter); answer.has_value()) {
       waiter->blocks.push_back({.status = *answer});
     } else {
-      const PlacedBlock slot = TakeFillSlot(*waiter, effects);
+      const PlacedBlock slot = TakeFillSlot(waiter, effects);
       if (slot.replica == kNoReplica) return false;
       // Making room may have evicted the parent.
       if (const auto changed = AnswerWithoutSlot(*waiter); changed.has_value()) {
@@ -77,16 +77,18 @@ std::optional<BlockStatus> StoreCore::Impl::AnswerWithoutSlot(const ReserveWaite
   return std::nullopt;
 }
 
-PlacedBlock StoreCore::Impl::TakeFillSlot(const ReserveWaiter& waiter, Effects* effects) {
-  for (size_t tier = waiter.tier; tier <= kHost; ++tier) {
-    const SlotOrRoom slot =
-        TakeSlotOrMakeRoom(tier, waiter.ns, false, waiter.keys.size() - waiter.next, effects);
+PlacedBlock StoreCore::Impl::TakeFillSlot(ReserveWaiter* waiter, Effects* effects) {
+  waiter->stuck = false;
+  const size_t blocks_wanted = waiter->keys.size() - waiter->next;
+  for (size_t tier = waiter->tier; tier <= kHost; ++tier) {
+    const SlotOrRoom slot = TakeSlotOrMakeRoom(tier, waiter->ns, false, blocks_wanted, effects);
     if (slot.replica != kNoReplica) {
       return {
           .status = BlockStatus::kOk, .tier = static_cast<TierId>(tier), .replica = slot.replica};
     }
-    if (slot.room == Room::kLeaving) break;  // worth waiting for
+    if (slot.room == Room::kLeaving) return {.status = BlockStatus::kExhausted};
   }
+  waiter->stuck = true;
   return {.status = BlockStatus::kExhausted};
 }
 

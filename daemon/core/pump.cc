@@ -49,7 +49,7 @@ void StoreCore::Impl::PumpReserves(Effects* effects) {
   std::array<bool, kTierCount> blocked{};
   for (auto waiter = reserve_waiters_.begin(); waiter != reserve_waiters_.end();) {
     if (blocked[waiter->tier] || !AdvanceReserve(&*waiter, effects)) {
-      blocked[waiter->tier] = true;
+      blocked[waiter->tier] |= !waiter->stuck;
       ++waiter;
       continue;
     }

@@ -124,6 +124,15 @@ NamespaceIdx StoreCore::Impl::AddNamespace(const NamespaceSpec& spec) {
 absl::StatusOr<NamespaceIdx> StoreCore::Impl::OpenNamespace(SessionId id,
                                                             const NamespaceSpec& spec) {
   KVT_ASSIGN_OR_RETURN(Session * session, FindSession(id));
+  // A block that no segment can hold would wait for room for ever.
+  for (const size_t tier : {kHbm, kHost}) {
+    const auto slot = tiers_[tier]->Reserve(spec.block_bytes, session->owner);
+    if (slot.ok()) tiers_[tier]->Free(*slot);
+    if (slot.status().code() == absl::StatusCode::kInvalidArgument) {
+      return WithReason(Annotate(slot.status(), "this layout's blocks fit no segment"),
+                        reason::kBadArgument);
+    }
+  }
   const NamespaceIdx ns = AddNamespace(spec);
   NamespaceInfo& known = namespaces_[ns];
   if (known.spec.layout != spec.layout || known.spec.block_bytes != spec.block_bytes) {

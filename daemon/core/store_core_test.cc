@@ -429,6 +429,20 @@ TEST_F(StoreCoreTest, ReserveThatFindsNoRoomAnswersExhaustedAtItsDeadline) {
   EXPECT_EQ(reserved_, (std::vector{BlockStatus::kOk, BlockStatus::kExhausted}));
 }
 
+TEST_F(StoreCoreTest, AWaiterThatNothingCanHelpHoldsNobodyUp) {
+  Start(1, 1, 0);
+  const auto a = Chain(1, 2);
+  Put(a);
+  ASSERT_TRUE(Acquire(a).has_value());  // all of memory is leased
+  EXPECT_TRUE(Reserve(Chain(2, 1)).empty()) << "there is no room";
+  std::vector<BlockStatus> second;
+  core_->Reserve(
+      session_, ns_, {}, a, TierId::kHbm, kNever, now_,
+      [&second](auto blocks) { second.push_back((*blocks)[0].status); }, &effects_);
+  Settle();
+  EXPECT_EQ(second, std::vector{BlockStatus::kExists}) << "it needs no room";
+}
+
 TEST_F(StoreCoreTest, WithNvmeDegradedHostEvictsAndMemoryServes) {
   Start(1, 1, 8);
   nvme_->degraded = true;

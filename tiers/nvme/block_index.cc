@@ -135,6 +135,10 @@ absl::Status BlockIndex::OpenDatabase(const Options& options) {
   db_options.max_background_jobs = 2;
   // Preallocated space would count against the tier's physical cap.
   db_options.allow_fallocate = false;
+  // A log that is cut short by a crash is normal; one that is damaged before its end is not, and
+  // must not silently lose what follows: opening fails, and the index is made anew from the
+  // records.
+  db_options.wal_recovery_mode = rocksdb::WALRecoveryMode::kTolerateCorruptedTailRecords;
   db_options.keep_log_file_num = 2;
   db_options.max_log_file_size = 256 << 10;
   db_options.max_manifest_file_size = 1 << 20;

@@ -2,6 +2,7 @@
 #include "tiers/nvme/data_dir.h"
 
 #include <fcntl.h>
+#include <spdlog/spdlog.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -13,6 +14,7 @@
 #include <set>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include "proto/base/check.h"
 #include "proto/base/status_util.h"
@@ -25,6 +27,8 @@ namespace fs = std::filesystem;
 constexpr char kDamagedPrefix[] = "index.damaged-";
 constexpr size_t kDamagedKeptCount = 2;
 constexpr mode_t kFileMode = S_IRUSR | S_IWUSR;
+// A link in the directory must not make us write elsewhere.
+constexpr int kOwnFile = O_CLOEXEC | O_NOFOLLOW;
 
 absl::Status MakeFolder(const std::string& path) {
   if (mkdir(path.c_str(), S_IRWXU) != 0 && errno != EEXIST) {
@@ -67,7 +71,7 @@ DataDir::~DataDir() {
 
 absl::Status DataDir::TakeLock() {
   const std::string lock_path = path_ + "/LOCK";
-  lock_fd_ = open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, kFileMode);
+  lock_fd_ = open(lock_path.c_str(), O_RDWR | O_CREAT | kOwnFile, kFileMode);
   if (lock_fd_ < 0) return ErrnoStatus(errno, "open " + lock_path);
   char pid[24] = {};
   if (flock(lock_fd_, LOCK_EX | LOCK_NB) != 0) {
@@ -90,7 +94,7 @@ absl::Status DataDir::OpenProbe() {
   std::memset(page.data(), 0, kPageBytes);
   for (const bool direct : {true, false}) {
     probe_fd_ =
-        open(probe_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | (direct ? O_DIRECT : 0), kFileMode);
+        open(probe_path.c_str(), O_RDWR | O_CREAT | kOwnFile | (direct ? O_DIRECT : 0), kFileMode);
     if (probe_fd_ < 0) {
       if (direct && errno == EINVAL) continue;
       return ErrnoStatus(errno, "open " + probe_path);
@@ -115,7 +119,7 @@ absl::StatusOr<int> DataDir::SegmentFd(uint32_t segment_idx) {
   if (const auto it = fds_.find(segment_idx); it != fds_.end()) return it->second;
   const std::string path = SegmentPath(segment_idx);
   const int fd =
-      open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | (is_direct_ ? O_DIRECT : 0), kFileMode);
+      open(path.c_str(), O_RDWR | O_CREAT | kOwnFile | (is_direct_ ? O_DIRECT : 0), kFileMode);
   if (fd < 0) return ErrnoStatus(errno, "open " + path);
   fds_.emplace(segment_idx, fd);
   return fd;
@@ -125,19 +129,34 @@ absl::StatusOr<std::map<uint32_t, DataDir::SegmentFile>> DataDir::LoadSegments()
   std::map<uint32_t, SegmentFile> files;
   std::error_code error;
   fs::directory_iterator it(path_ + "/segments", error);
-  const PageMemory page(kPageBytes);
+  std::vector<uint32_t> ours;
+  std::vector<fs::path> foreign;
   for (; !error && it != fs::directory_iterator(); it.increment(error)) {
     const std::optional<uint32_t> segment_idx = NumberOf(it->path().stem().string());
     if (it->path().extension() != ".seg" || !segment_idx || *segment_idx > 999999) continue;
-    KVT_ASSIGN_OR_RETURN(const int fd, SegmentFd(*segment_idx));
+    if (!it->is_symlink() && it->is_regular_file()) {
+      ours.push_back(*segment_idx);
+    } else {
+      foreign.push_back(it->path());
+    }
+  }
+  if (error) return ErrnoStatus(error.value(), "list " + path_ + "/segments");
+  for (const fs::path& path : foreign) {
+    fs::rename(path, path.string() + ".foreign", error);
+    if (error) return ErrnoStatus(error.value(), "move " + path.string() + " aside");
+    spdlog::warn("nvme: {} is no regular file; moved aside", path.string());
+  }
+  const PageMemory page(kPageBytes);
+  for (const uint32_t segment_idx : ours) {
+    KVT_ASSIGN_OR_RETURN(const int fd, SegmentFd(segment_idx));
     struct stat status = {};
-    if (fstat(fd, &status) != 0) return ErrnoStatus(errno, "stat " + it->path().string());
-    SegmentFile& file = files[*segment_idx];
+    if (fstat(fd, &status) != 0) return ErrnoStatus(errno, "stat " + SegmentPath(segment_idx));
+    SegmentFile& file = files[segment_idx];
     file.file_bytes = static_cast<uint64_t>(status.st_size);
     const ssize_t got = pread(fd, page.data(), kPageBytes, 0);
-    if (got < 0) return ErrnoStatus(errno, "read " + it->path().string());
+    if (got < 0) return ErrnoStatus(errno, "read " + SegmentPath(segment_idx));
     auto header = ParseSegmentHeader(page.bytes().first(static_cast<size_t>(got)));
-    if (header.ok() && header->segment_idx != *segment_idx) {
+    if (header.ok() && header->segment_idx != segment_idx) {
       header = DataLoss("the file is segment %d under another name", header->segment_idx);
     }
     if (header.ok()) {
@@ -146,7 +165,6 @@ absl::StatusOr<std::map<uint32_t, DataDir::SegmentFile>> DataDir::LoadSegments()
       file.header_error = header.status();
     }
   }
-  if (error) return ErrnoStatus(error.value(), "list " + path_ + "/segments");
   return files;
 }
 
@@ -162,7 +180,7 @@ absl::Status DataDir::RemoveSegment(uint32_t segment_idx) {
 
 absl::StatusOr<int> DataDir::OpenGrowProbe() {
   const std::string path = path_ + "/grow";
-  const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, kFileMode);
+  const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | kOwnFile, kFileMode);
   if (fd < 0) return ErrnoStatus(errno, "open " + path);
   return fd;
 }

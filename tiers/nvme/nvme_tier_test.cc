@@ -259,6 +259,43 @@ TEST_F(NvmeDamagedIndexTest, FlippedTableByteIsRebuilt) {
   ExpectRebuilt();
 }
 
+TEST_F(NvmeDamagedIndexTest, FlippedLogByteIsRebuilt) {
+  Open();
+  PutMany(60, 100000);
+  Close();
+  bool flipped = false;
+  for (const std::string& log : IndexFiles(".log")) {
+    const uint64_t log_bytes = fs::file_size(log);
+    if (log_bytes < 2000) continue;
+    FlipByte(log, log_bytes / 2);
+    flipped = true;
+  }
+  ASSERT_TRUE(flipped);
+  ExpectRebuilt();
+}
+
+// What a link points to is not ours.
+TEST_F(NvmeTierTest, LinksAreNeverFollowed) {
+  Open();
+  PutMany(4, 100000);
+  Close();
+  const std::string outside = options_.dir + "-outside";
+  WriteFile(outside, "precious");
+  const std::string segment = options_.dir + "/segments/000000.seg";
+  ASSERT_TRUE(fs::exists(segment));
+  fs::remove(segment);
+  fs::create_symlink(outside, segment);
+  held_.clear();
+  Open(/*is_exact=*/false);
+  ASSERT_NE(tier_, nullptr);
+  PutMany(4, 100000);
+  ExpectAllReadable();
+  Close();
+  EXPECT_EQ(fs::file_size(outside), 8U);
+  EXPECT_TRUE(fs::is_symlink(segment + ".foreign"));
+  fs::remove(outside);
+}
+
 TEST_F(NvmeDamagedIndexTest, MissingIndexIsRebuilt) {
   Fill();
   fs::remove_all(options_.dir + "/index");
