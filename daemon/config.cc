@@ -4,7 +4,9 @@
 #include <toml++/toml.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <set>
+#include <system_error>
 
 #include "daemon/config_keys.h"
 #include "proto/base/status_util.h"
@@ -116,6 +118,8 @@ absl::Status ApplySection(const std::string& file, std::string_view section, con
 
 // Debian's toml++ reports errors by exception; they end here.
 absl::StatusOr<toml::table> ParseFile(const std::string& file) {
+  std::error_code ignored;
+  if (std::filesystem::is_directory(file, ignored)) return Invalid("%s is a directory", file);
   try {
     return toml::parse_file(file);
   } catch (const toml::parse_error& error) {

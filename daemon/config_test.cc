@@ -126,6 +126,13 @@ TEST(ConfigTest, RejectsUnknownFlagsAndVariablesOfKnownSections) {
   EXPECT_THAT(std::string(config.status().message()), HasSubstr("KVTIER_HBM_CAPACITY"));
 }
 
+TEST(ConfigTest, ADirectoryIsNoFile) {
+  ConfigSources sources;
+  sources.file = testing::TempDir();
+  const auto config = LoadConfig(sources);
+  EXPECT_EQ(config.status().code(), absl::StatusCode::kInvalidArgument) << config.status();
+}
+
 TEST(ConfigTest, SocketModeIsOctal) {
   EXPECT_EQ(LoadToml("[server]\nsocket_mode = \"0600\"")->server.socket_mode, 0600U);
   EXPECT_EQ(LoadToml("[server]\nsocket_mode = 0o640")->server.socket_mode, 0640U);

@@ -7,6 +7,7 @@
 #include <grpcpp/security/server_credentials.h>
 #include <grpcpp/server_builder.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -98,7 +99,24 @@ absl::Status Daemon::OpenStore() {
        {"nvme_bytes", nvme_ == nullptr ? 0 : config_.nvme.capacity_bytes},
        {"io_engine", nvme_ == nullptr ? "" : nvme_->Stats().io_engine},
        {"recovered_blocks", store_->recovered_block_count()}});
+  if (nvme_ != nullptr) WarnAboutDisk();
   return absl::OkStatus();
+}
+
+void Daemon::WarnAboutDisk() const {
+  const NvmeStats stats = nvme_->Stats();
+  if (stats.dropped_count > 0) {
+    Log(LogLevel::kWarning, "index entries dropped: their segments are missing or too short",
+        {{"blocks", stats.dropped_count}});
+  }
+  struct statvfs file_system{};
+  if (statvfs(config_.server.data_dir.c_str(), &file_system) != 0) return;
+  const uint64_t attainable_bytes =
+      uint64_t{file_system.f_bavail} * file_system.f_frsize + stats.physical_bytes;
+  if (attainable_bytes < config_.nvme.capacity_bytes) {
+    Log(LogLevel::kWarning, "nvme.capacity_bytes is more than the file system has; lower it",
+        {{"capacity_bytes", config_.nvme.capacity_bytes}, {"attainable_bytes", attainable_bytes}});
+  }
 }
 
 absl::Status Daemon::Listen() {

@@ -46,6 +46,8 @@ class Daemon {
 
   absl::Status OpenTiers();
   absl::Status OpenStore();
+  // Says what of the disk an operator should look at.
+  void WarnAboutDisk() const;
   absl::Status Listen();
   absl::StatusOr<std::unique_ptr<grpc::Server>> ListenGrpc(grpc::Service* service,
                                                            const std::string& socket_path,

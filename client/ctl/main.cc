@@ -49,6 +49,9 @@ void AddGlobalOptions(CLI::App* app, GlobalOptions* global) {
   app->add_flag("--json", global->json, "Print JSON, with a stable schema");
   app->add_option("--timeout", global->timeout_seconds, "Seconds that one call may take")
       ->check(CLI::Range(0.01, 86'400.0))
+      ->check([](const std::string& text) {  // Range lets NaN pass
+        return text.find_first_of("nN") == std::string::npos ? "" : "not a number of seconds";
+      })
       ->capture_default_str();
 }
 
