@@ -198,7 +198,7 @@ void Daemon::SetServing(bool ready) {
       health->SetServingStatus(name, ready);
     }
     // Stopping is no failure of the process.
-    health->SetServingStatus("liveness", true);
+    if (ready) health->SetServingStatus("liveness", true);
   }
 }
 

@@ -3,6 +3,7 @@
 // The whole daemon in this process, spoken to over its sockets.
 #include <gmock/gmock.h>
 #include <grpcpp/create_channel.h>
+#include <grpcpp/generic/generic_stub.h>
 #include <gtest/gtest.h>
 
 #include <thread>
@@ -478,6 +479,65 @@ TEST_F(ServiceTest, ARestartServesWhatWasWrittenToNvme) {
   ASSERT_TRUE(client->Acquire(keys, &lease).ok());
   EXPECT_EQ(lease.crc32cs(), PackTestCrcs(keys, kBytes));
   Drop(keys, *client);
+}
+
+// grpc.health.v1.Health/Watch of one service, spoken without generated code: Debian ships none.
+class HealthWatch {
+ public:
+  HealthWatch(const std::string& socket_path, const std::string& service)
+      : stub_(grpc::CreateChannel("unix:" + socket_path, grpc::InsecureChannelCredentials())),
+        call_(stub_.PrepareCall(&context_, "/grpc.health.v1.Health/Watch", &queue_)) {
+    call_->StartCall(Tag(1));
+    EXPECT_TRUE(Await(1));
+    // HealthCheckRequest { string service = 1; }
+    const grpc::Slice request(std::string({'\x0a', static_cast<char>(service.size())}) + service);
+    call_->Write(grpc::ByteBuffer(&request, 1), Tag(2));
+    EXPECT_TRUE(Await(2));
+  }
+
+  // HealthCheckResponse { ServingStatus status = 1; }: 1 SERVING, 2 NOT_SERVING, 3 SERVICE_UNKNOWN;
+  // -1 at the end of the stream.
+  int NextStatus() {
+    grpc::ByteBuffer response;
+    call_->Read(&response, Tag(3));
+    if (!Await(3)) return -1;
+    grpc::Slice slice;
+    EXPECT_TRUE(response.DumpToSingleSlice(&slice).ok());
+    return slice.size() == 2 ? slice.begin()[1] : 0;
+  }
+
+ private:
+  static void* Tag(uintptr_t number) { return reinterpret_cast<void*>(number); }
+  bool Await(uintptr_t number) {
+    void* tag = nullptr;
+    bool ok = false;
+    EXPECT_TRUE(queue_.Next(&tag, &ok));
+    EXPECT_EQ(tag, Tag(number));
+    return ok;
+  }
+
+  grpc::CompletionQueue queue_;
+  grpc::ClientContext context_;
+  grpc::GenericStub stub_;
+  std::unique_ptr<grpc::GenericClientAsyncReaderWriter> call_;
+};
+
+TEST_F(ServiceTest, HealthSaysNotServingBeforeTheEnd) {
+  for (const char* socket : {"/kvtierd.sock", "/admin.sock"}) {
+    HealthWatch unknown(config_.server.run_dir + socket, "nobody");
+    EXPECT_EQ(unknown.NextStatus(), 3);
+  }
+  HealthWatch readiness(config_.server.run_dir + "/kvtierd.sock", "readiness");
+  HealthWatch overall(config_.server.run_dir + "/kvtierd.sock", "");
+  HealthWatch service(config_.server.run_dir + "/admin.sock", "kvtier.v1.ContextStoreService");
+  HealthWatch liveness(config_.server.run_dir + "/admin.sock", "liveness");
+  HealthWatch* const ready[] = {&readiness, &overall, &service};
+  for (HealthWatch* watch : ready) EXPECT_EQ(watch->NextStatus(), 1);
+  EXPECT_EQ(liveness.NextStatus(), 1);
+  std::jthread stopper([this] { daemon_->Stop(); });
+  for (HealthWatch* watch : ready) EXPECT_EQ(watch->NextStatus(), 2);
+  stopper.join();
+  EXPECT_EQ(liveness.NextStatus(), -1);
 }
 
 TEST_F(ServiceTest, AnotherDaemonIsRefused) {
