@@ -37,7 +37,7 @@ std::string Where(const std::string& file, const toml::node& node) {
 
 // `uids` must be an array of integers that fit a uid.
 absl::StatusOr<std::vector<uint32_t>> ParseUids(const toml::node& node) {
-  const auto error = Invalid("tenant.uids: needs an array of 1..1024 integers in 0..4294967294");
+  absl::Status error = Invalid("tenant.uids: needs an array of 1..1024 integers in 0..4294967294");
   const toml::array* array = node.as_array();
   if (array == nullptr || array->empty() || array->size() > 1024) return error;
   std::vector<uint32_t> uids;

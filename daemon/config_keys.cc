@@ -139,9 +139,8 @@ struct RangeText {
 template <typename Number, typename... Form>
 std::optional<Number> ParseAll(std::string_view text, Form... form) {
   Number number{};
-  const char* const text_end = text.data() + text.size();
-  const auto [end, error] = std::from_chars(text.data(), text_end, number, form...);
-  if (error != std::errc() || end != text_end) return std::nullopt;
+  const auto [end, error] = std::from_chars(text.begin(), text.end(), number, form...);
+  if (error != std::errc() || end != text.end()) return std::nullopt;
   return number;
 }
 

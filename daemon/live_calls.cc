@@ -25,10 +25,9 @@ LiveCalls::~LiveCalls() {
   thread_.join();
 }
 
-void LiveCalls::Add(std::shared_ptr<LiveCall> call) {
+void LiveCalls::Add(const std::shared_ptr<LiveCall>& call) {
   absl::MutexLock lock(&mutex_);
-  const LiveCall* const raw = call.get();
-  calls_.emplace(raw, std::move(call));
+  calls_.emplace(call.get(), call);
 }
 
 void LiveCalls::Remove(const LiveCall* call) {

@@ -32,7 +32,7 @@ class LiveCalls {
   LiveCalls(const LiveCalls&) = delete;
   LiveCalls& operator=(const LiveCalls&) = delete;
 
-  void Add(std::shared_ptr<LiveCall> call);
+  void Add(const std::shared_ptr<LiveCall>& call);
   void Remove(const LiveCall* call);
   // Tells all calls to end.
   void Drain();
