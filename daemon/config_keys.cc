@@ -89,9 +89,11 @@ const std::vector<KeySpec>& Keys() {
       {"nvme.enabled", BoolKey{KVTIER_FIELD(nvme.enabled)},
        "Whether there is a cold tier, below server.data_dir."},
       {"nvme.capacity_bytes", BytesKey{KVTIER_FIELD(nvme.capacity_bytes), 16 * kMiB, 1024 * kTiB},
-       "Bytes of the file system that the nvme tier may take."},
+       "Bytes of the file system that the nvme tier may take, index and spare segments included."},
       {"nvme.segment_bytes", BytesKey{KVTIER_FIELD(nvme.segment_bytes), kMiB, kGiB},
-       "Size of one segment file; a block with its header must fit."},
+       "Size of one segment file, at most a sixteenth of the capacity; a block with its header "
+       "must "
+       "fit."},
       {"nvme.io_engine", ChoiceKey{KVTIER_FIELD(nvme.io_engine), {"auto", "io_uring", "pread"}},
        "auto takes io_uring where the kernel allows it."},
       {"nvme.admission", ChoiceKey{KVTIER_FIELD(nvme.admission), {"all", "seen_again"}},

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <cerrno>
 #include <chrono>
 #include <thread>
@@ -74,7 +75,10 @@ absl::Status Daemon::OpenTiers() {
   NvmeOptions options;
   options.dir = config_.server.data_dir + "/nvme";
   options.capacity_bytes = config_.nvme.capacity_bytes;
-  options.segment_bytes = config_.nvme.segment_bytes;
+  // A small tier needs several segments to reclaim from, whatever the default size says.
+  options.segment_bytes =
+      std::min(config_.nvme.segment_bytes,
+               std::max(NvmeTier::kSegmentBytesMin, std::bit_floor(options.capacity_bytes / 16)));
   options.io_engine = ParseIoEngine(config_.nvme.io_engine);
   KVT_ASSIGN_OR_RETURN(nvme_, NvmeTier::Create(options));
   return absl::OkStatus();

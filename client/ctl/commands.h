@@ -60,6 +60,8 @@ struct DemoCommand {
   // Holds the daemon's sockets, data and log; created if missing, left in place.
   std::string dir;
   uint64_t seed = 1;
+  // Ends with what to try in `dir`.
+  bool hints = true;
 };
 absl::Status RunDemo(const GlobalOptions& global, const DemoCommand& command);
 

@@ -171,15 +171,16 @@ class Demo {
                       resumed_.verified_block_count, resumed_.block_count);
     }
     if (report.decode_check_count == 0) return Internal("no decode step was checked");
+    Say(absl::StrFormat("\nAll %s blocks were right, before and after the kill.\n",
+                        HumanCount(report.verified_block_count)));
+    if (!command_.hints) return absl::OkStatus();
     Say(
-        absl::StrFormat("\nAll %s blocks were right, before and after the kill.\n\n"
-                        "What to try next:\n"
+        absl::StrFormat("What to try next:\n"
                         "  %s --server.run_dir=%s --server.data_dir=%s &\n"
                         "  kvtierctl --run-dir %s status\n"
                         "  kvtierctl --run-dir %s tiers --json\n"
                         "  kvtierctl --run-dir %s replay --generate --progress",
-                        HumanCount(report.verified_block_count), command_.daemon_path, run_dir_,
-                        DataDir(), run_dir_, run_dir_, run_dir_));
+                        command_.daemon_path, run_dir_, DataDir(), run_dir_, run_dir_, run_dir_));
     return absl::OkStatus();
   }
 

@@ -7,6 +7,7 @@
 #include "client/ctl/exit_code.h"
 #include "proto/base/reasons.h"
 #include "proto/base/status_util.h"
+#include "proto/base/version.h"
 
 namespace kvtier::ctl {
 namespace {
@@ -140,6 +141,7 @@ void AddDemo(CLI::App* app, DemoCommand* demo) {
   command->add_option("--dir", demo->dir, "For its sockets, data and log; created if missing")
       ->required();
   command->add_option("--seed", demo->seed, "Of the workload")->capture_default_str();
+  command->add_flag("!--no-hints", demo->hints, "Do not end with what to try next");
 }
 
 absl::Status RunCommand(const CLI::App& app, const CommandLine& line) {
@@ -161,6 +163,7 @@ int Main(int argc, char** argv) {
   CLI::App app("Looks into a kvtierd, and drives it with recorded workloads.", "kvtierctl");
   app.footer(kFooter);
   app.require_subcommand(1);
+  app.set_version_flag("--version", std::string("kvtierctl ") + kVersion);
   // Global options may stand before or after the command.
   app.fallthrough();
   CommandLine line;

@@ -1,14 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/src/admin_client.h"
 
+#include <unistd.h>
+
+#include <cerrno>
+
 #include "client/src/channel.h"
+#include "proto/base/status_util.h"
 #include "proto/rpc/grpc_status.h"
 
 namespace kvtier::client {
+namespace {
+
+// Why nobody answers, in words that say what to do.
+absl::Status ExplainUnreachable(const std::string& socket_path, const absl::Status& status) {
+  if (access(socket_path.c_str(), R_OK | W_OK) == 0) return status;
+  if (errno == EACCES) {
+    return PermissionDenied("%s belongs to the daemon's user; run as that user or as root",
+                            socket_path);
+  }
+  if (errno != ENOENT) return status;
+  return Unavailable("no kvtierd serves %s; start one, or name its server.run_dir", socket_path);
+}
+
+}  // namespace
 
 AdminClient::AdminClient(const Options& options)
     : timeout_ms_(options.timeout_ms),
-      stub_(v1::AdminService::NewStub(NewUnixChannel(options.run_dir + "/admin.sock"))) {}
+      socket_path_(options.run_dir + "/admin.sock"),
+      stub_(v1::AdminService::NewStub(NewUnixChannel(socket_path_))) {}
 
 template <typename Request, typename Response>
 absl::StatusOr<Response> AdminClient::Call(Method<Request, Response> method,
@@ -18,7 +38,7 @@ absl::StatusOr<Response> AdminClient::Call(Method<Request, Response> method,
   Response response;
   if (absl::Status status = FromGrpc((stub_.get()->*method)(&context, request, &response));
       !status.ok()) {
-    return status;
+    return absl::IsUnavailable(status) ? ExplainUnreachable(socket_path_, status) : status;
   }
   return response;
 }

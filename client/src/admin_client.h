@@ -40,6 +40,7 @@ class AdminClient {
   absl::StatusOr<Response> Call(Method<Request, Response> method, const Request& request);
 
   const uint32_t timeout_ms_;
+  const std::string socket_path_;
   const std::unique_ptr<v1::AdminService::Stub> stub_;
 };
 

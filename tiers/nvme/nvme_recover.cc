@@ -69,10 +69,11 @@ absl::Status NvmeTier::Impl::Open() {
   const uint64_t segment_count = payload_bytes / segment_bytes_;
   if (segment_count < nvme::SegmentTable::kSegmentCountMin || segment_count > 999'999) {
     return FailedPrecondition(
-        "nvme: capacity_bytes %d is room for %d segments of %d bytes beside %d for the index: must "
-        "be %d to 999999",
+        "nvme: capacity_bytes %d is room for %d segments of %d bytes beside %d for the index, and "
+        "must be for %d to 999999: raise capacity_bytes to %d, or lower segment_bytes",
         options_.capacity_bytes, segment_count, segment_bytes_, index_bytes,
-        nvme::SegmentTable::kSegmentCountMin);
+        nvme::SegmentTable::kSegmentCountMin,
+        (nvme::SegmentTable::kSegmentCountMin + 1) * segment_bytes_ + index_bytes);
   }
   segment_count_ = static_cast<uint32_t>(segment_count);
   {
@@ -117,7 +118,8 @@ absl::Status NvmeTier::Impl::StartThreads() {
 }
 
 void NvmeTier::Impl::ChooseSegmentBytes() {
-  segment_bytes_ = index_->segment_bytes();
+  // Without a segment file there is nothing that a size was chosen for.
+  segment_bytes_ = files_.empty() && options_.segment_bytes != 0 ? 0 : index_->segment_bytes();
   for (const auto& [segment_idx, file] : files_) {
     if (segment_bytes_ == 0 && file.header) segment_bytes_ = file.header->segment_bytes;
   }
@@ -139,7 +141,8 @@ absl::Status NvmeTier::Impl::OpenIndex() {
   KVT_RETURN_IF_ERROR(index.status());
   index_ = std::move(index).value();
   ChooseSegmentBytes();
-  if (!index_->is_incomplete()) return absl::OkStatus();
+  const bool same_size = index_->segment_bytes() == segment_bytes_;
+  if (!index_->is_incomplete() && same_size) return absl::OkStatus();
   if (!files_.empty()) return FillIndexFromSegments();
   return index_->MarkComplete(segment_bytes_, nvme::kFormatVersion);
 }

@@ -274,6 +274,19 @@ TEST_F(NvmeDamagedIndexTest, FlippedLogByteIsRebuilt) {
   ExpectRebuilt();
 }
 
+TEST_F(NvmeTierTest, AnEmptyDirectoryTakesAnotherSegmentSize) {
+  options_.segment_bytes = 2 << 20;
+  Open();
+  Close();
+  options_.segment_bytes = 1 << 20;
+  Open();
+  EXPECT_EQ(tier_->Stats().segment_bytes, 1U << 20);
+  PutMany(4, 100000);
+  Open();
+  EXPECT_EQ(tier_->Stats().segment_bytes, 1U << 20);
+  ExpectAllReadable();
+}
+
 // What a link points to is not ours.
 TEST_F(NvmeTierTest, LinksAreNeverFollowed) {
   Open();
