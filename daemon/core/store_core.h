@@ -200,14 +200,15 @@ class StoreCore {
   // EndSession.
   void DetachMapping(SessionId session, TimeMs now_ms, Effects* effects);
   // Idempotent: equal specs get equal indices. INVALID_ARGUMENT when the hash is known with another
-  // layout or block size.
+  // layout or block size, or when a segment of hbm or of host cannot hold a block.
   absl::StatusOr<NamespaceIdx> OpenNamespace(SessionId session, const NamespaceSpec& spec);
 
   // --- blocks ---
   absl::StatusOr<LookupResult> Lookup(SessionId session, NamespaceIdx ns,
                                       std::span<const Key> keys);
   // Each key's parent is the one before it; the first one's is `parent`. Waits for room until the
-  // deadline; per block OK, EXISTS, PENDING, EXHAUSTED or PRECONDITION. `tier` is hbm or host.
+  // deadline; per block OK, EXISTS, PENDING, EXHAUSTED or PRECONDITION. `tier` is hbm or host;
+  // a fill that hbm can make no room for is placed on host.
   void Reserve(SessionId session, NamespaceIdx ns, const std::optional<Key>& parent,
                std::span<const Key> keys, TierId tier, TimeMs deadline_ms, TimeMs now_ms,
                std::function<void(absl::StatusOr<std::vector<PlacedBlock>>)> done,

@@ -158,7 +158,8 @@ class Client {
   // One byte (Residency bits) per block from the start of the chain, up to the first gap.
   absl::StatusOr<std::vector<uint8_t>> Lookup(const Namespace& ns, std::span<const Key> keys);
 
-  // `tier`: 1 hbm, 2 host.
+  // `tier`: 1 hbm, 2 host. A block that hbm can make no room for is placed on host. A chain of at
+  // most 4,096 keys, as in every call that takes keys.
   absl::StatusOr<Fill> Reserve(const Namespace& ns, const std::optional<Key>& parent,
                                std::span<const Key> keys, uint8_t tier = 1);
   // Publishes the OK blocks of a fill; computes their CRC-32C from the mapped bytes. Per block of
@@ -187,10 +188,10 @@ class Client {
   absl::StatusOr<uint32_t> CreateContext(const Namespace& ns, std::string_view context);
   absl::StatusOr<uint32_t> AppendContext(const Namespace& ns, std::string_view context,
                                          uint32_t base_block_count, std::span<const Key> keys);
-  // expected_resume_ms: 0 unknown.
+  // expected_resume_ms: 0 unknown. A hint that no policy uses yet.
   absl::StatusOr<PauseResult> PauseContext(const Namespace& ns, std::string_view context,
                                            uint32_t expected_resume_ms = 0);
-  // needed_in_ms: 0 as soon as possible.
+  // needed_in_ms: 0 as soon as possible. Not used yet: promotion starts at once.
   absl::StatusOr<Ticket> ResumeContext(const Namespace& ns, std::string_view context,
                                        uint32_t needed_in_ms = 0);
   absl::StatusOr<uint32_t> ForkContext(const Namespace& ns, std::string_view parent,
