@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+
+#include "absl/status/status.h"
+
+namespace kvtier::ctl {
+
+// Writes the parts, one after the other, as the file `path`: under another name beside it first, so
+// that nobody sees half a file. An old file of that name is replaced when the new one is on the
+// disk. Errors: those of the file system; `path` is as before then.
+absl::Status WriteFile(const std::string& path, std::span<const std::span<const std::byte>> parts);
+
+}  // namespace kvtier::ctl
