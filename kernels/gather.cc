@@ -54,7 +54,7 @@ Status GatherTile(const TileShape& shape, std::span<const std::byte> tile,
                           uint64_t data_offset, uint64_t scale_offset) {
     std::byte* rows[kBlockTokensMax];
     for (uint32_t t = 0; t < shape.block_tokens; ++t) {
-      rows[t] = static_cast<std::byte*>(target.data) + RowOffset(target, t);
+      rows[t] = RowData(target, t);
     }
     cpu::KernelsOf(options.isa)
         ->gather_side({.codes = tile.data() + data_offset,

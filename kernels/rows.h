@@ -28,6 +28,14 @@ uint64_t RowOffset(const Rows& rows, uint64_t token_idx) {
   return elements * ElementBytes(rows.type);
 }
 
+// Row `token_idx`.
+inline const std::byte* RowData(const ConstRows& rows, uint64_t token_idx) {
+  return static_cast<const std::byte*>(rows.data) + RowOffset(rows, token_idx);
+}
+inline std::byte* RowData(const MutableRows& rows, uint64_t token_idx) {
+  return static_cast<std::byte*>(rows.data) + RowOffset(rows, token_idx);
+}
+
 // What ConstRows and MutableRows of token_count tokens have in common to check.
 template <typename Rows>
 Status ValidateRows(const Rows& rows, uint32_t token_count, uint32_t head_dim) {

@@ -60,7 +60,7 @@ Status SealTile(const TileShape& shape, const ConstRows& k, const ConstRows& v,
   const std::byte* v_rows[kBlockTokensMax];
   const auto side_of = [&](const ConstRows& source, const std::byte** rows) {
     for (uint32_t t = 0; t < shape.block_tokens; ++t) {
-      rows[t] = static_cast<const std::byte*>(source.data) + RowOffset(source, t);
+      rows[t] = RowData(source, t);
     }
     cpu::SealSide side{};
     side.rows = rows;

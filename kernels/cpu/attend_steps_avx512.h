@@ -3,16 +3,16 @@
 #define KVTIER_KERNELS_CPU_ATTEND_STEPS_AVX512_H_
 
 #include <immintrin.h>
-#include <math.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 
 #include "kernels/cpu/attend.h"
+#include "kernels/cpu/attend_pass_avx512.h"
 #include "kernels/cpu/avx512.h"
 
-// Internal to attend_avx512.cc: the steps of decode on a chunk of tokens.
+// Internal to attend_avx512.cc and attend_mla_avx512.cc: the steps of decode on a chunk of tokens.
 //
 // Decode with dot products of 16-bit numbers. K: BF16 x BF16 -> FP32.
 //   - e2m1 codes become BF16 by one 16-bit permute (the code is the index). K stays unscaled; the
@@ -29,92 +29,6 @@
 
 namespace kvtier::kernels::cpu {
 namespace {
-
-constexpr uint32_t kGroupTokens = 16;
-constexpr uint32_t kChunkTokens = 64;
-constexpr uint32_t kDimMax = 256;
-constexpr float kLog2E = 1.44269504F;
-constexpr float kLn2 = 0.693147181F;
-constexpr float kScaleUnit = 256.0F;  // ScalesToFloat gives e4m3 / 256.
-
-// Everything a pass needs; on the stack of the entry points.
-struct alignas(64) Pass {
-  // [row][32 lanes of 16 dims][...]; which lane is which dim depends on the format of V.
-  float acc[kAttendRowsMax][kDimMax * 2];
-  // Scores in the log2 domain, then weights relative to the largest of the chunk.
-  float p[kAttendRowsMax][kChunkTokens];
-  float lane_sum[kAttendRowsMax][16];
-  uint16_t weights[kAttendRowsMax][kChunkTokens];  // INT16 or BF16
-  // The query as lanes, [part][dim steps][32 words]: for tiles in the order of their nibbles, for
-  // rows in the order of dims. Part 1 is what part 0 lost by rounding.
-  uint16_t query[2][kDimMax * kAttendRowsMax];
-  uint16_t wide[kChunkTokens][kDimMax];  // K or V of a group or chunk in BF16.
-  float k_scales[kGroupTokens][16];
-  uint8_t v_scales[kDimMax / 16][kChunkTokens];
-  float maximum[kAttendRowsMax];
-  float chunk_factor[kAttendRowsMax];  // Weights of the chunk times this are weights of the pass.
-};
-
-// 16 tokens of a tile.
-struct TokenGroup {
-  const std::byte* tile;
-  uint32_t first_token;
-};
-
-uint32_t PaddedRows(uint32_t row_count) {
-  uint32_t rows = 1;
-  while (rows < row_count) rows *= 2;
-  return rows;
-}
-
-uint16_t ToBf16(float x) {  // Finite x.
-  uint32_t bits = 0;
-  std::memcpy(&bits, &x, sizeof(bits));
-  return static_cast<uint16_t>((bits + 0x7FFFU + (bits >> 16 & 1U)) >> 16);
-}
-
-float FromBf16(uint16_t x) {
-  const uint32_t bits = uint32_t{x} << 16;
-  float value = 0;
-  std::memcpy(&value, &bits, sizeof(value));
-  return value;
-}
-
-// Position `word` of a tile's row in `wide` holds this dim: low nibbles of 32 bytes, then high
-// ones.
-uint32_t TileDim(uint32_t word) {
-  const uint32_t in_group = word % 64;
-  return word / 64 * 64 + (in_group < 32 ? in_group * 2 : (in_group - 32) * 2 + 1);
-}
-
-void PrepareQuery(const AttendQuery& query, uint32_t rows, bool tile_order, Pass* pass) {
-  const uint32_t step_words = 32 / rows;
-  const uint32_t word_count = (query.head_dim + 63) / 64 * 64;
-  for (uint32_t word = 0; word < word_count; ++word) {
-    const uint32_t dim = tile_order ? TileDim(word) : word;
-    for (uint32_t row = 0; row < rows; ++row) {
-      const bool exists = dim < query.head_dim && row < query.row_count;
-      const float x = exists ? query.query[row * query.head_dim + dim] : 0.0F;
-      const uint32_t at = word / step_words * 32 + row * step_words + word % step_words;
-      const uint16_t high = ToBf16(x);
-      pass->query[0][at] = high;
-      // A value near the largest FP32 rounds to infinity; its rest is then of no use.
-      const float rest = x - FromBf16(high);
-      pass->query[1][at] = __builtin_isfinite(rest) ? ToBf16(rest) : uint16_t{0};
-    }
-  }
-}
-
-void InitPass(const AttendQuery& query, uint32_t rows, Pass* pass) {
-  for (uint32_t row = 0; row < rows; ++row) {
-    std::memset(pass->acc[row], 0, query.head_dim * 2 * sizeof(float));
-    std::memset(pass->p[row], 0, sizeof(pass->p[row]));
-    std::memset(pass->lane_sum[row], 0, sizeof(pass->lane_sum[row]));
-    pass->maximum[row] = -INFINITY;
-    pass->chunk_factor[row] = 0.0F;
-  }
-  std::memset(pass->v_scales, 0, sizeof(pass->v_scales));
-}
 
 // The words of one dim step of a token, repeated for each of kRows rows.
 template <int kRows>
@@ -144,8 +58,9 @@ KVTIER_AVX512_INLINE __m512 LoadBlockScales(const float* scales) {
   return _mm512_permutexvar_ps(four_each, _mm512_castps128_ps512(_mm_loadu_ps(scales)));
 }
 
-// lanes[t] holds kRows rows of 16 / kRows partial sums; writes kRows rows of 16 scores.
-template <int kRows>
+// lanes[t] holds kRows rows of 16 / kRows partial sums; writes kRows rows of 16 scores, or adds
+// them to the scores that are there.
+template <int kRows, bool kAdd, class Pass>
 KVTIER_AVX512_INLINE void StoreScores(__m512 lanes[16], float factor, const float* bias,
                                       uint32_t first_token, Pass* pass) {
   constexpr int kPartials = 16 / kRows;
@@ -153,12 +68,14 @@ KVTIER_AVX512_INLINE void StoreScores(__m512 lanes[16], float factor, const floa
   for (int row = 0; row < kRows; ++row) {
     __m512 sum = lanes[row * kPartials];
     for (int i = 1; i < kPartials; ++i) sum = _mm512_add_ps(sum, lanes[row * kPartials + i]);
-    sum = _mm512_fmadd_ps(sum, _mm512_set1_ps(factor), _mm512_set1_ps(bias[row]));
-    _mm512_store_ps(&pass->p[row][first_token], sum);
+    float* scores = &pass->p[row][first_token];
+    const __m512 base = kAdd ? _mm512_load_ps(scores) : _mm512_set1_ps(bias[row]);
+    _mm512_store_ps(scores, _mm512_fmadd_ps(sum, _mm512_set1_ps(factor), base));
   }
 }
 
 // K codes and scales of a group -> pass->wide and pass->k_scales. Returns the largest scale byte.
+template <class Pass>
 __m512i LoadTileK(const AttendTiles& tiles, uint32_t head_dim, const TokenGroup& group,
                   Pass* pass) {
   const __m512i table = E2m1Bf16Table();
@@ -191,8 +108,8 @@ __m512i LoadTileK(const AttendTiles& tiles, uint32_t head_dim, const TokenGroup&
 }
 
 // Scores of 16 tokens of a tile. A unit is the least number of blocks that fills a register: one
-// block for 4 rows and more, 2 for 2 rows, 4 for 1 row.
-template <int kRows, int kParts>
+// block for 4 rows and more, 2 for 2 rows, 4 for 1 row. With kAdd, adds to the scores at hand.
+template <int kRows, int kParts, bool kAdd, class Pass>
 void ScoreTileGroup(uint32_t head_dim, float factor, const float* bias, uint32_t first_token,
                     Pass* pass) {
   constexpr int kStepWords = 32 / kRows;
@@ -234,13 +151,14 @@ void ScoreTileGroup(uint32_t head_dim, float factor, const float* bias, uint32_t
     }
     for (int t = 0; t < kTokens; ++t) lanes[first + t] = acc[t];
   }
-  StoreScores<kRows>(lanes, factor, bias, first_token, pass);
+  StoreScores<kRows, kAdd>(lanes, factor, bias, first_token, pass);
 }
 
-// Scores of 16 tokens in BF16 rows.
-template <int kRows, int kParts>
-void ScoreRowGroup(const std::byte* const* rows, uint32_t head_dim, float factor, const float* bias,
-                   uint32_t first_token, Pass* pass) {
+// Scores of 16 tokens in BF16 rows, which meet the query from word `first_word` on (a multiple of
+// 32). With kAdd, adds to the scores at hand.
+template <int kRows, int kParts, bool kAdd, class Pass>
+void ScoreRowGroup(const std::byte* const* rows, uint32_t head_dim, uint32_t first_word,
+                   float factor, const float* bias, uint32_t first_token, Pass* pass) {
   constexpr uint32_t kStepWords = 32 / kRows;
   constexpr uint32_t kTokens = kParts == 1 ? 16 : 8;
   __m512 lanes[kGroupTokens];
@@ -251,7 +169,7 @@ void ScoreRowGroup(const std::byte* const* rows, uint32_t head_dim, float factor
     for (; word + kStepWords <= head_dim; word += kStepWords) {
       __m512i query[kParts];
       for (int part = 0; part < kParts; ++part) {
-        query[part] = _mm512_load_si512(&pass->query[part][word * kRows]);
+        query[part] = _mm512_load_si512(&pass->query[part][(first_word + word) * kRows]);
       }
 #pragma GCC unroll 16
       for (uint32_t t = 0; t < kTokens; ++t) {
@@ -265,88 +183,36 @@ void ScoreRowGroup(const std::byte* const* rows, uint32_t head_dim, float factor
         const __m512i step = _mm512_maskz_loadu_epi16(
             0xFFFF, reinterpret_cast<const uint16_t*>(rows[first + t]) + word);
         for (int part = 0; part < kParts; ++part) {
-          acc[t] = DotBf16(acc[t], step, _mm512_load_si512(&pass->query[part][word * kRows]));
+          acc[t] = DotBf16(acc[t], step,
+                           _mm512_load_si512(&pass->query[part][(first_word + word) * kRows]));
         }
       }
     }
     for (uint32_t t = 0; t < kTokens; ++t) lanes[first + t] = acc[t];
   }
-  StoreScores<kRows>(lanes, factor, bias, first_token, pass);
+  StoreScores<kRows, kAdd>(lanes, factor, bias, first_token, pass);
 }
 
-// Tokens that a row does not see, and those beyond token_count, get the score -inf.
-void MaskScores(const AttendQuery& query, uint64_t first_token, uint32_t token_count, Pass* pass) {
-  for (uint32_t row = 0; row < query.row_count; ++row) {
-    for (uint32_t t = 0; t < (token_count + 15) / 16 * 16; ++t) {
-      const uint64_t token = first_token + t;
-      const bool visible = t < token_count && token >= query.begin[row] && token < query.end[row];
-      if (!visible) pass->p[row][t] = -INFINITY;
-    }
+// Scores of up to 16 tokens in rows; the score of token `first_token` of the chunk is the first.
+template <int kRows, bool kAdd, class Pass>
+void ScoreRows(const AttendQuery& query, const std::byte* const* rows, uint32_t dim_count,
+               uint32_t first_word, const Factors& factors, uint32_t first_token,
+               uint32_t token_count, Pass* pass) {
+  const std::byte* group[kGroupTokens];
+  for (uint32_t i = 0; i < kGroupTokens; ++i) {
+    group[i] = rows[i < token_count ? i : token_count - 1];
   }
-}
-
-void CapScores(const AttendQuery& query, uint32_t token_count, Pass* pass) {
-  // cap * tanh(x / cap), with tanh(y) = 1 - 2 / (1 + e^2y). Scores are in the log2 domain.
-  const __m512 cap = _mm512_set1_ps(query.soft_cap * kLog2E);
-  const __m512 to_exponent = _mm512_set1_ps(2.0F / query.soft_cap);
-  const __m512 one = _mm512_set1_ps(1.0F);
-  for (uint32_t row = 0; row < query.row_count; ++row) {
-    for (uint32_t t = 0; t < token_count; t += 16) {
-      const __m512 x = _mm512_load_ps(&pass->p[row][t]);
-      const __m512 power = Exp2(_mm512_mul_ps(x, to_exponent));
-      const __m512 tanh =
-          _mm512_sub_ps(one, _mm512_div_ps(_mm512_set1_ps(2.0F), _mm512_add_ps(one, power)));
-      _mm512_store_ps(&pass->p[row][t], _mm512_mul_ps(cap, tanh));
-    }
-  }
-}
-
-// Scores -> weights relative to the running maximum; rescales what was accumulated when it rises.
-void ScoresToWeights(const AttendQuery& query, uint64_t first_token, uint32_t token_count,
-                     Pass* pass) {
-  if (query.soft_cap > 0.0F) CapScores(query, token_count, pass);
-  bool mask = token_count % 16 != 0;
-  for (uint32_t row = 0; row < query.row_count; ++row) {
-    mask |= query.begin[row] > first_token || query.end[row] < first_token + token_count;
-  }
-  if (mask) MaskScores(query, first_token, token_count, pass);
-  for (uint32_t row = 0; row < query.row_count; ++row) {
-    float* p = pass->p[row];
-    __m512 largest = _mm512_load_ps(p);
-    for (uint32_t t = 16; t < token_count; t += 16) {
-      largest = _mm512_max_ps(largest, _mm512_load_ps(p + t));
-    }
-    const float top = _mm512_reduce_max_ps(largest);
-    float maximum = pass->maximum[row];
-    __m512 sum = _mm512_load_ps(pass->lane_sum[row]);
-    if (top > maximum) {
-      if (maximum != -INFINITY) {
-        const __m512 factor = Exp2(_mm512_set1_ps(maximum - top));
-        sum = _mm512_mul_ps(sum, factor);
-        for (uint32_t i = 0; i < query.head_dim * 2; i += 16) {
-          float* acc = &pass->acc[row][i];
-          _mm512_store_ps(acc, _mm512_mul_ps(_mm512_load_ps(acc), factor));
-        }
-      }
-      pass->maximum[row] = maximum = top;
-    }
-    // Without a token in the chunk, all scores are -inf or NaN: weights 0 or NaN.
-    const bool empty = top == -INFINITY;
-    const __m512 shift = _mm512_set1_ps(empty ? 0.0F : top);
-    __m512 chunk_sum = _mm512_setzero_ps();
-    for (uint32_t t = 0; t < token_count; t += 16) {
-      const __m512 weight = Exp2(_mm512_sub_ps(_mm512_load_ps(p + t), shift));
-      chunk_sum = _mm512_add_ps(chunk_sum, weight);
-      _mm512_store_ps(p + t, weight);
-    }
-    const __m512 factor =
-        empty ? _mm512_setzero_ps() : Exp2(_mm512_set1_ps(top - pass->maximum[row]));
-    _mm512_store_ps(pass->lane_sum[row], _mm512_fmadd_ps(chunk_sum, factor, sum));
-    pass->chunk_factor[row] = _mm512_cvtss_f32(factor);
+  if (query.is_bf16) {
+    ScoreRowGroup<kRows, 1, kAdd>(group, dim_count, first_word, factors.scale, factors.bias,
+                                  first_token, pass);
+  } else {
+    ScoreRowGroup<kRows, 2, kAdd>(group, dim_count, first_word, factors.scale, factors.bias,
+                                  first_token, pass);
   }
 }
 
 // Weights of a chunk in BF16; with `rest`, what that rounding lost.
+template <class Pass>
 void StoreBf16Weights(uint32_t rows, uint32_t token_count, bool rest, Pass* pass) {
   for (uint32_t row = 0; row < rows; ++row) {
     const __m512 factor = _mm512_set1_ps(pass->chunk_factor[row]);
@@ -363,6 +229,7 @@ void StoreBf16Weights(uint32_t rows, uint32_t token_count, bool rest, Pass* pass
 }
 
 // Weights times the V scales of a block as INT16. Returns the unit: what 1 stands for.
+template <class Pass>
 KVTIER_AVX512_INLINE float StoreIntWeights(uint32_t rows, uint32_t block, uint32_t token_count,
                                            Pass* pass) {
   // The largest scale is below 2^(exponent - 6), also for exponent 0.
@@ -390,7 +257,7 @@ KVTIER_AVX512_INLINE float StoreIntWeights(uint32_t rows, uint32_t block, uint32
 // Adds one 16-dim block of V of up to 64 tokens. Four tokens a, b, c, d make a register: lanes
 // 2k and 2k + 1 are (a, b) and (c, d) of dim 2k (low nibbles) or 2k + 1 (high nibbles). Sums of
 // 64 * 32767 * 12 fit INT32.
-template <int kRows, bool kLow, bool kHigh>
+template <int kRows, bool kLow, bool kHigh, class Pass>
 KVTIER_AVX512_INLINE void AddTileBlock(const TokenGroup* groups, uint32_t group_count,
                                        uint64_t v_offset, uint32_t block, float unit, Pass* pass) {
   const __m512i table = E2m1Int16Table();
@@ -436,6 +303,7 @@ KVTIER_AVX512_INLINE void AddTileBlock(const TokenGroup* groups, uint32_t group_
 }
 
 // V scales of a chunk, one run of tokens a block. Returns the largest scale byte.
+template <class Pass>
 __m512i LoadTileVScales(const AttendTiles& tiles, uint32_t head_dim, const TokenGroup* groups,
                         uint32_t group_count, Pass* pass) {
   const uint32_t block_count = head_dim / 16;
@@ -457,9 +325,9 @@ __m512i LoadTileVScales(const AttendTiles& tiles, uint32_t head_dim, const Token
   return largest;
 }
 
-template <int kRows>
-void AddTileV(const AttendTiles& tiles, uint32_t head_dim, const TokenGroup* groups,
-              uint32_t group_count, Pass* pass) {
+template <int kRows, class Pass>
+void AddTileV(uint64_t v_offset, uint32_t head_dim, const TokenGroup* groups, uint32_t group_count,
+              Pass* pass) {
   // Offsets inside a group of 16 tokens; the group itself is at first_token * head_dim / 2.
   TokenGroup v_groups[kChunkTokens / kGroupTokens];
   for (uint32_t i = 0; i < group_count; ++i) {
@@ -467,18 +335,17 @@ void AddTileV(const AttendTiles& tiles, uint32_t head_dim, const TokenGroup* gro
   }
   for (uint32_t block = 0; block < head_dim / 16; ++block) {
     const float unit = StoreIntWeights(kRows, block, group_count * kGroupTokens, pass);
-    const uint64_t offset = tiles.v.data_offset;
     if constexpr (kRows <= 8) {
-      AddTileBlock<kRows, true, true>(v_groups, group_count, offset, block, unit, pass);
+      AddTileBlock<kRows, true, true>(v_groups, group_count, v_offset, block, unit, pass);
     } else {
-      AddTileBlock<kRows, true, false>(v_groups, group_count, offset, block, unit, pass);
-      AddTileBlock<kRows, false, true>(v_groups, group_count, offset, block, unit, pass);
+      AddTileBlock<kRows, true, false>(v_groups, group_count, v_offset, block, unit, pass);
+      AddTileBlock<kRows, false, true>(v_groups, group_count, v_offset, block, unit, pass);
     }
   }
 }
 
 // Adds V in BF16 rows with the weights at hand. Registers of 32 dims of two tokens, interleaved.
-template <int kRows>
+template <int kRows, class Pass>
 void AddWeightedRows(const std::byte* const* rows, uint32_t head_dim, uint32_t token_count,
                      Pass* pass) {
   constexpr int kStep = kRows < 8 ? kRows : 8;
@@ -512,12 +379,71 @@ void AddWeightedRows(const std::byte* const* rows, uint32_t head_dim, uint32_t t
   }
 }
 
-template <int kRows>
+bool AllFinite(const std::byte* row, uint32_t dim_count) {
+  const __m512i exponent = _mm512_set1_epi16(0x7F80);
+  __mmask32 special = 0;
+  for (uint32_t dim = 0; dim < dim_count; dim += 16) {
+    const __m512i words = _mm512_maskz_loadu_epi16(0xFFFF, row + dim * 2);
+    special |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(words, exponent), exponent);
+  }
+  return special == 0;
+}
+
+// For a chunk with tokens that some row does not see: their weight is 0, but 0 times infinity or
+// NaN is NaN. Tokens whose V has such a value are added here to the rows that see them, and read
+// as zeros by what follows.
+template <class Pass>
+void SetAsideNonfinite(const AttendQuery& query, uint64_t first_token, uint32_t token_count,
+                       const std::byte** rows, Pass* pass) {
+  alignas(64) static constexpr std::byte kZeros[sizeof(pass->wide[0])] = {};
+  for (uint32_t t = 0; t < token_count; ++t) {
+    if (AllFinite(rows[t], query.value_dim)) continue;
+    const uint64_t token = first_token + t;
+    for (uint32_t row = 0; row < query.row_count; ++row) {
+      if (token < query.begin[row] || token >= query.end[row]) continue;
+      const float weight = pass->p[row][t] * pass->chunk_factor[row];
+      for (uint32_t dim = 0; dim < query.value_dim; ++dim) {
+        uint16_t value = 0;
+        std::memcpy(&value, rows[t] + dim * 2, sizeof(value));
+        pass->acc[row][RowLane(dim)] += weight * FromBf16(value);
+      }
+    }
+    rows[t] = kZeros;
+  }
+}
+
+template <int kRows, class Pass>
 void AddRowV(const std::byte* const* rows, uint32_t head_dim, uint32_t token_count, Pass* pass) {
   for (int part = 0; part < 2; ++part) {
     StoreBf16Weights(kRows, token_count, part == 1, pass);
     AddWeightedRows<kRows>(rows, head_dim, token_count, pass);
   }
+}
+
+// Replaces rows by their BF16 form in pass->wide, from word `first_word` on, if they have another;
+// exact. False if an FP8 row holds a NaN.
+template <class Pass>
+bool WidenRows(AttendFormat format, uint32_t dim_count, uint32_t first_word, uint32_t token_count,
+               const std::byte** rows, Pass* pass) {
+  if (format != AttendFormat::kFp8) return true;
+  __mmask16 nan = 0;
+  for (uint32_t t = 0; t < token_count; ++t) {
+    uint16_t* target = pass->wide[t] + first_word;
+    for (uint32_t dim = 0; dim < dim_count; dim += 16) {
+      const __m512 value =
+          Fp8ToFloat(_mm_loadu_si128(reinterpret_cast<const __m128i*>(rows[t] + dim)));
+      nan |= _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
+      _mm256_store_si256(reinterpret_cast<__m256i*>(target + dim),
+                         _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(value), 16)));
+    }
+    rows[t] = reinterpret_cast<const std::byte*>(target);
+  }
+  return nan == 0;
+}
+
+// Always inlined: GCC 12 takes a function of prefetches only for one without effect and drops it.
+KVTIER_AVX512_INLINE void Prefetch(const std::byte* data, uint64_t bytes) {
+  for (uint64_t i = 0; i < bytes; i += 64) _mm_prefetch(data + i, _MM_HINT_T0);
 }
 
 }  // namespace

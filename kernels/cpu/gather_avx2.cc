@@ -80,7 +80,9 @@ void GatherOf(const GatherSide& side) {
       } else {
         run += uint64_t{token / 16} * 8 * side.head_dim + vector * 128 + token % 16 / 4 * 32 +
                16 * ((token % 4 / 2) ^ (vector & 1)) + 8 * (token & 1);
-        scale += token / 4 * 4 * vector_count + vector * 4 + token % 4;
+        // Words of four tokens, or all 16 of a group of latents.
+        const uint32_t adjacent = side.order == SideOrder::kV ? 4 : 16;
+        scale += token / adjacent * adjacent * vector_count + vector * adjacent + token % adjacent;
       }
       Store(kType, DequantizeExactly(run, ScaleToFloat(*scale) * side.g), side.inverse_row_scale,
             side.rows[token] + vector * kVectorBytes);

@@ -99,6 +99,8 @@ void GatherOf(const GatherSide& arguments, const ValueTable& table) {
   const GatherSide side = arguments;
   constexpr uint32_t kElementBytes = kType == RowType::kFp32 ? 4 : (kType == RowType::kFp8 ? 1 : 2);
   const uint32_t vector_count = side.head_dim / 16;
+  // Tokens whose scales of a vector are adjacent, if it is not K.
+  const uint32_t adjacent = side.order == SideOrder::kV ? 4 : 16;
   for (uint32_t token = 0; token < side.block_tokens; ++token) {
     const std::byte* v_codes =
         side.codes + uint64_t{token / 16} * 8 * side.head_dim + token % 16 / 4 * 32 + token % 2 * 8;
@@ -121,10 +123,10 @@ void GatherOf(const GatherSide& arguments, const ValueTable& table) {
       } else {
         a = v_codes + vector * 128 + half * 16;
         b = both ? v_codes + (vector + 1) * 128 + (half ^ 1) * 16 : a;
-        const std::byte* scale =
-            side.scales + token / 4 * 4 * vector_count + vector * 4 + token % 4;
+        const std::byte* scale = side.scales + token / adjacent * adjacent * vector_count +
+                                 vector * adjacent + token % adjacent;
         a_scale = static_cast<uint8_t>(scale[0]);
-        b_scale = static_cast<uint8_t>(scale[both ? 4 : 0]);
+        b_scale = static_cast<uint8_t>(scale[both ? adjacent : 0]);
       }
       StoreDims<kType, kStream>(side.rows[token] + vector * 16 * kElementBytes,
                                 LookUp(a, b, table[a_scale], table[b_scale]), both);

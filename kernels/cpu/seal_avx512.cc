@@ -12,7 +12,7 @@ namespace kvtier::kernels::cpu {
 namespace {
 
 constexpr uint32_t kGroupTokens = 16;
-constexpr uint32_t kVectorsMax = 16;
+constexpr uint32_t kVectorsMax = 32;
 
 // A register holds one or two dims of 16 tokens, so that everything about a vector (its maximum,
 // scale, thresholds, errors in index order) is lane-wise. Values that BF16 holds are encoded as
@@ -336,13 +336,17 @@ KVTIER_AVX512_INLINE void EncodeRuns(const SealSide& side, uint32_t token, uint3
 
 // `codes` and `scales` are those of the group of 16 tokens.
 KVTIER_AVX512_INLINE void StoreV(const Runs& runs, uint32_t vector, uint32_t vector_count,
-                                 std::byte* codes, std::byte* scales) {
+                                 bool is_latent, std::byte* codes, std::byte* scales) {
   // Odd vectors have tokens 2, 3 of four before 0, 1.
   const __m512i order = _mm512_xor_si512(_mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7),
                                          _mm512_set1_epi64(vector % 2 != 0 ? 2 : 0));
   for (int i = 0; i < 2; ++i) {
     _mm512_storeu_si512(codes + vector * 128 + i * 64,
                         _mm512_permutexvar_epi64(order, _mm512_load_si512(runs.codes + i * 8)));
+  }
+  if (is_latent) {
+    std::memcpy(scales + vector * 16, runs.scales, 16);
+    return;
   }
   for (uint32_t quad = 0; quad < 4; ++quad) {
     std::memcpy(scales + (quad * vector_count + vector) * 4, runs.scales + quad * 4, 4);
@@ -372,12 +376,12 @@ SealCounts SealOf(const SealSide& arguments) {
     std::byte* scales = side.scales + token * vector_count;
     for (uint32_t vector = 0; vector < vector_count; ++vector) {
       EncodeRuns<kType, kTransform>(side, token, vector * 16, &counts, &runs[vector]);
-      if (side.order == SideOrder::kV) {
-        StoreV(runs[vector], vector, vector_count, side.codes + uint64_t{token} * side.head_dim / 2,
-               scales);
+      if (side.order != SideOrder::kK) {
+        StoreV(runs[vector], vector, vector_count, side.order == SideOrder::kLatent,
+               side.codes + uint64_t{token} * side.head_dim / 2, scales);
       }
     }
-    if (side.order == SideOrder::kV) continue;
+    if (side.order != SideOrder::kK) continue;
     for (uint32_t vector = 0; vector < vector_count; ++vector) {
       const uint32_t panel = vector / 8;
       const uint32_t dims_left = side.head_dim - panel * 128;

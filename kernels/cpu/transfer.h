@@ -5,15 +5,15 @@
 #include <cstddef>
 #include <cstdint>
 
-// Internal to kernels/: sealing and gathering one side (K or V) of a tile, as plain data. The rule
-// of attend.h holds: no inline function here.
+// Internal to kernels/: sealing and gathering one side (K, V or latents) of a tile, as plain data.
+// The rule of attend.h holds: no inline function here.
 
 namespace kvtier::kernels::cpu {
 
 enum class RowType : uint8_t { kBf16, kFp16, kFp32, kFp8 };
 
-// K and V of a tile differ in the order of their 8-byte runs and scale bytes.
-enum class SideOrder : uint8_t { kK, kV };
+// K, V and the latents of MLA differ in the order of their 8-byte runs and scale bytes.
+enum class SideOrder : uint8_t { kK, kV, kLatent };
 
 struct SealSide {
   const std::byte* const* rows;       // [block_tokens], each head_dim elements.
@@ -24,7 +24,7 @@ struct SealSide {
   const float* mean;            // [head_dim] or null: x = bf16((x - mean) * inverse_smooth).
   const float* inverse_smooth;  // [head_dim], null if and only if mean is.
   uint32_t block_tokens;
-  uint32_t head_dim;
+  uint32_t head_dim;  // Of latents: 512.
   float g;
   bool four_over_six;
   SideOrder order;
@@ -50,6 +50,27 @@ struct GatherSide {
   bool streaming;           // Bypass the caches if the rows' alignment allows it.
 };
 
+// Numbers without scale bytes: wide sides of mixed tiles, ropes, workspaces. In FP32 steps:
+//   x = source [* source_scale], transformed, [rounded to BF16], [* inverse_target_scale]
+// and stored, rounded to nearest even; beyond the range to infinity, or to 448 in FP8.
+struct ConvertRows {
+  const std::byte* const* sources;  // [row_count], each dim_count elements.
+  RowType source_type;
+  float source_scale;  // FP8 only.
+  std::byte* const* targets;
+  RowType target_type;
+  float inverse_target_scale;  // FP8 only.
+  uint32_t row_count;
+  uint32_t dim_count;  // A multiple of 16, at most 512.
+  // [dim_count] each or null, both or none: (x - mean) * factor, or x * factor + mean if `inverse`.
+  const float* mean;
+  const float* factor;
+  bool inverse;
+  bool seals;  // Rounds to BF16 in between; in an FP8 target, NaN becomes 448.
+};
+
+// Counts vectors of 16 if it seals in FP8: with a NaN or an infinity; clipped (above 464).
+using ConvertRowsFunction = SealCounts (*)(const ConvertRows&);
 using SealSideFunction = SealCounts (*)(const SealSide&);
 using GatherSideFunction = void (*)(const GatherSide&);
 

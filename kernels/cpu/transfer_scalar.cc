@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "kernels/cpu/kernel_table.h"
+#include "kernels/mla_layout.h"
 #include "kernels/nvfp4.h"
 #include "kernels/rows.h"
 #include "kernels/tile_layout.h"
@@ -27,13 +28,22 @@ ElementType TypeOf(RowType type) {
 }
 
 uint64_t CodeOffset(const TileShape& shape, SideOrder order, uint32_t token, uint32_t vector) {
+  // Latents lie as V does, in a tile of its own shape.
   return order == SideOrder::kK ? KCodeOffset(shape, token, vector) - KDataOffset(shape)
                                 : VCodeOffset(shape, token, vector) - VDataOffset(shape);
 }
 
 uint64_t ScaleOffset(const TileShape& shape, SideOrder order, uint32_t token, uint32_t vector) {
-  return order == SideOrder::kK ? KScaleByteOffset(shape, token, vector) - KScaleOffset(shape)
-                                : VScaleByteOffset(shape, token, vector) - VScaleOffset(shape);
+  switch (order) {
+    case SideOrder::kK:
+      return KScaleByteOffset(shape, token, vector) - KScaleOffset(shape);
+    case SideOrder::kV:
+      return VScaleByteOffset(shape, token, vector) - VScaleOffset(shape);
+    case SideOrder::kLatent:
+      break;
+  }
+  const MlaShape mla{.block_tokens = shape.block_tokens};
+  return MlaScaleByteOffset(mla, token, vector) - MlaScaleOffset(mla);
 }
 
 // The values that the format quantizes.
@@ -69,7 +79,7 @@ SealCounts SealSideScalar(const SealSide& side) {
   const TileShape shape{.block_tokens = side.block_tokens, .head_dim = side.head_dim};
   const ScaleSearch search = side.four_over_six ? ScaleSearch::kFourOverSix : ScaleSearch::kAmax6;
   SealCounts counts{};
-  float row[kHeadDimMax];
+  float row[kMlaLatentDim];
   for (uint32_t token = 0; token < side.block_tokens; ++token) {
     LoadSource(side, token, row);
     for (uint32_t vector = 0; vector < VectorsPerToken(shape); ++vector) {

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef KVTIER_KERNELS_CPU_CONVERT_STEPS_H_
+#define KVTIER_KERNELS_CPU_CONVERT_STEPS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/cpu/transfer.h"
+
+// Internal to convert_*.cc: conversion of rows in plain loops without branches, which a compiler
+// turns into the vectors of the flags it is given. IEEE-754 steps one by one and integers: the bits
+// are the same from each. Internal linkage: see attend.h.
+
+namespace kvtier::kernels::cpu {
+namespace {
+
+constexpr uint32_t kConvertDimMax = 512;
+constexpr uint32_t kVectorLength = 16;
+constexpr uint32_t kMagnitude = 0x7FFFFFFF;
+constexpr uint32_t kInfinityBits = 0x7F800000;
+
+uint32_t BitsOf(float x) {
+  uint32_t bits = 0;
+  std::memcpy(&bits, &x, sizeof(bits));
+  return bits;
+}
+
+float FloatOf(uint32_t bits) {
+  float x = 0;
+  std::memcpy(&x, &bits, sizeof(x));
+  return x;
+}
+
+// An integer below 2^31; converting from a signed one is a single instruction.
+float FloatFromInt(uint32_t x) { return static_cast<float>(static_cast<int32_t>(x)); }
+
+float Fp16ToFp32(uint32_t half) {
+  const uint32_t magnitude = half & 0x7FFF;
+  const uint32_t normal = (magnitude << 13) + (112U << 23);
+  const uint32_t special = (magnitude << 13) | kInfinityBits;
+  const uint32_t subnormal = BitsOf(FloatFromInt(magnitude) * 0x1p-24F);
+  const uint32_t finite = magnitude < 0x400 ? subnormal : normal;
+  return FloatOf((magnitude >= 0x7C00 ? special : finite) | (half & 0x8000) << 16);
+}
+
+float Fp8ToFp32(uint32_t byte) {
+  const uint32_t magnitude = byte & 0x7F;
+  const uint32_t normal = (magnitude << 20) + (120U << 23);
+  const uint32_t subnormal = BitsOf(FloatFromInt(magnitude) * 0x1p-9F);
+  const uint32_t finite = magnitude < 8 ? subnormal : normal;
+  return FloatOf((magnitude == 0x7F ? 0x7FC00000U : finite) | (byte & 0x80) << 24);
+}
+
+// Drops `count` bits, rounding to nearest even.
+uint32_t DropBits(uint32_t bits, uint32_t count) {
+  return (bits + ((1U << (count - 1)) - 1) + (bits >> count & 1)) >> count;
+}
+
+uint32_t Fp32ToBf16(float x) {
+  const uint32_t bits = BitsOf(x);
+  const bool is_nan = (bits & kMagnitude) > kInfinityBits;
+  return is_nan ? bits >> 16 | 0x40 : DropBits(bits, 16);
+}
+
+uint32_t Fp32ToFp16(float x) {
+  const uint32_t bits = BitsOf(x);
+  const uint32_t magnitude = bits & kMagnitude;
+  const uint32_t nan = 0x7E00 | (magnitude >> 13 & 0x3FF);
+  const uint32_t normal = DropBits(magnitude, 13) - (112U << 10);
+  // Below 2^-14 steps are 2^-24, the unit in the last place of 0.5.
+  const uint32_t subnormal = BitsOf(FloatOf(magnitude) + 0.5F) - BitsOf(0.5F);
+  uint32_t half = magnitude < (113U << 23) ? subnormal : normal;
+  half = magnitude >= BitsOf(65520.0F) ? 0x7C00 : half;
+  half = magnitude > kInfinityBits ? nan : half;
+  return half | (bits >> 16 & 0x8000);
+}
+
+uint32_t Fp32ToFp8(float x) {
+  const uint32_t bits = BitsOf(x);
+  const uint32_t magnitude = bits & kMagnitude;
+  const uint32_t normal = DropBits(magnitude, 20) - (120U << 3);
+  // Below 2^-6 steps are 2^-9, the unit in the last place of 2^14.
+  const uint32_t subnormal = BitsOf(FloatOf(magnitude) + 0x1p14F) - BitsOf(0x1p14F);
+  uint32_t byte = magnitude < (121U << 23) ? subnormal : normal;
+  byte = magnitude >= BitsOf(448.0F) ? 0x7E : byte;
+  byte = magnitude > kInfinityBits ? 0x7F : byte;
+  return byte | (bits >> 24 & 0x80);
+}
+
+void LoadConverted(const ConvertRows& rows, uint32_t row, float* x) {
+  const uint32_t count = rows.dim_count;
+  const std::byte* source = rows.sources[row];
+  uint16_t words[kConvertDimMax];
+  switch (rows.source_type) {
+    case RowType::kBf16:
+      std::memcpy(words, source, count * sizeof(uint16_t));
+      for (uint32_t i = 0; i < count; ++i) x[i] = FloatOf(uint32_t{words[i]} << 16);
+      return;
+    case RowType::kFp16:
+      std::memcpy(words, source, count * sizeof(uint16_t));
+      for (uint32_t i = 0; i < count; ++i) x[i] = Fp16ToFp32(words[i]);
+      return;
+    case RowType::kFp32:
+      std::memcpy(x, source, count * sizeof(float));
+      return;
+    case RowType::kFp8:
+      for (uint32_t i = 0; i < count; ++i) {
+        x[i] = Fp8ToFp32(static_cast<uint32_t>(source[i])) * rows.source_scale;
+      }
+      return;
+  }
+}
+
+void Transform(const ConvertRows& rows, float* x) {
+  const float* mean = rows.mean;
+  const float* factor = rows.factor;
+  if (mean != nullptr && rows.inverse) {
+    for (uint32_t i = 0; i < rows.dim_count; ++i) x[i] = x[i] * factor[i] + mean[i];
+  } else if (mean != nullptr) {
+    for (uint32_t i = 0; i < rows.dim_count; ++i) x[i] = (x[i] - mean[i]) * factor[i];
+  }
+  if (rows.seals) {
+    for (uint32_t i = 0; i < rows.dim_count; ++i) x[i] = FloatOf(Fp32ToBf16(x[i]) << 16);
+  }
+}
+
+// Vectors of 16 with a NaN or an infinity, and those that FP8 clips: 464 is where the step after
+// 448 would begin.
+void Count(const ConvertRows& rows, const float* x, SealCounts* counts) {
+  for (uint32_t first = 0; first < rows.dim_count; first += kVectorLength) {
+    uint32_t largest = 0;
+    uint32_t largest_number = 0;
+    for (uint32_t i = 0; i < kVectorLength; ++i) {
+      const uint32_t magnitude = BitsOf(x[first + i]) & kMagnitude;
+      const uint32_t number = magnitude > kInfinityBits ? 0 : magnitude;
+      largest = magnitude > largest ? magnitude : largest;
+      largest_number = number > largest_number ? number : largest_number;
+    }
+    counts->nonfinite_count += largest >= kInfinityBits ? 1 : 0;
+    counts->saturated_count += FloatOf(largest_number) * rows.inverse_target_scale > 464.0F ? 1 : 0;
+  }
+}
+
+void StoreConverted(const ConvertRows& rows, uint32_t row, const float* x) {
+  const uint32_t count = rows.dim_count;
+  std::byte* target = rows.targets[row];
+  uint16_t words[kConvertDimMax];
+  uint8_t bytes[kConvertDimMax];
+  switch (rows.target_type) {
+    case RowType::kBf16:
+      for (uint32_t i = 0; i < count; ++i) words[i] = static_cast<uint16_t>(Fp32ToBf16(x[i]));
+      std::memcpy(target, words, count * sizeof(uint16_t));
+      return;
+    case RowType::kFp16:
+      for (uint32_t i = 0; i < count; ++i) words[i] = static_cast<uint16_t>(Fp32ToFp16(x[i]));
+      std::memcpy(target, words, count * sizeof(uint16_t));
+      return;
+    case RowType::kFp32:
+      std::memcpy(target, x, count * sizeof(float));
+      return;
+    case RowType::kFp8:
+      for (uint32_t i = 0; i < count; ++i) bytes[i] = static_cast<uint8_t>(Fp32ToFp8(x[i]));
+      for (uint32_t i = 0; rows.seals && i < count; ++i) {
+        bytes[i] = (bytes[i] & 0x7F) == 0x7F ? uint8_t{0x7E} : bytes[i];
+      }
+      std::memcpy(target, bytes, count);
+      return;
+  }
+}
+
+SealCounts ConvertAll(const ConvertRows& arguments) {
+  // A copy: stores of bytes could otherwise change it, as far as the compiler knows.
+  const ConvertRows rows = arguments;
+  SealCounts counts{};
+  float x[kConvertDimMax];
+  const bool fp8 = rows.target_type == RowType::kFp8;
+  for (uint32_t row = 0; row < rows.row_count; ++row) {
+    LoadConverted(rows, row, x);
+    Transform(rows, x);
+    if (rows.seals && fp8) Count(rows, x, &counts);
+    for (uint32_t i = 0; fp8 && i < rows.dim_count; ++i) x[i] *= rows.inverse_target_scale;
+    StoreConverted(rows, row, x);
+  }
+  return counts;
+}
+
+}  // namespace
+}  // namespace kvtier::kernels::cpu
+
+#endif  // KVTIER_KERNELS_CPU_CONVERT_STEPS_H_
