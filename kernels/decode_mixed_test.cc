@@ -153,6 +153,81 @@ TEST_P(MixedDecode, MatchesFp64ForEveryPairOfFormats) {
   }
 }
 
+// One block of one tile with wide sides of ones; tests change bytes of it.
+class WideTile {
+ public:
+  WideTile(SideFormat format, Isa isa) : isa_(isa), formats_{{.k = format, .v = format}} {
+    const bool fp8 = format == SideFormat::kFp8;
+    bytes_.resize(BlockBytes(kShape, formats_));
+    row_bytes_ = uint64_t{kShape.head_dim} * (fp8 ? 1 : 2);
+    for (size_t i = 0; i < bytes_.size(); ++i) {
+      // 1.0 is the byte 0x38 in FP8 and the bytes 0x80 0x3F in BF16.
+      bytes_[i] = std::byte{static_cast<uint8_t>(fp8 ? 0x38 : (i % 2 == 0 ? 0x80 : 0x3F))};
+    }
+  }
+
+  std::byte* Row(bool is_v, uint32_t token) {
+    return bytes_.data() + (uint64_t{is_v} * kShape.block_tokens + token) * row_bytes_;
+  }
+
+  Status Run(uint64_t window) {
+    const std::byte* const table[] = {bytes_.data()};
+    const std::vector<float> query(uint64_t{2} * kShape.head_dim, 0.25F);
+    const float scale = 1.0F;
+    out_.assign(query.size(), 7.0F);
+    std::vector<float> lse(2);
+    return Decode({.block_shape = kShape,
+                   .query = query.data(),
+                   .query_head_count = 1,
+                   .block_table = table,
+                   .sealed_token_count = kShape.block_tokens,
+                   .softmax_scale = 0.1F,
+                   .g_k = std::span(&scale, 1),
+                   .g_v = std::span(&scale, 1),
+                   .out = out_,
+                   .lse = lse,
+                   .query_len = 2,
+                   .window = window,
+                   .layer_formats = formats_,
+                   .isa = isa_});
+  }
+
+  const std::vector<float>& out() const { return out_; }
+
+ private:
+  static constexpr BlockShape kShape{
+      .layer_count = 1, .kv_head_count = 1, .block_tokens = 16, .head_dim = 64};
+
+  Isa isa_;
+  LayerFormat formats_[1];
+  std::vector<std::byte> bytes_;
+  uint64_t row_bytes_;
+  std::vector<float> out_;
+};
+
+TEST_P(MixedDecode, NonfiniteVOutsideOfTheWindowDoesNotMatter) {
+  WideTile tile(SideFormat::kBf16, GetParam());
+  const uint16_t infinity = 0x7F80;
+  std::memcpy(tile.Row(true, 3), &infinity, sizeof(infinity));
+  std::memcpy(tile.Row(true, 15) + 2, &infinity, sizeof(infinity));
+  ASSERT_TRUE(tile.Run(4).ok());
+  for (size_t i = 0; i < tile.out().size(); ++i) {
+    const bool reached = i == 64 + 1;  // The last token is seen by the second query only.
+    EXPECT_EQ(std::isfinite(tile.out()[i]), !reached) << i;
+  }
+}
+
+TEST_P(MixedDecode, ReportsFp8NanInATile) {
+  for (const uint32_t byte : {0x7EU, 0xFEU, 0x7FU, 0xFFU}) {
+    for (const bool is_v : {false, true}) {
+      WideTile tile(SideFormat::kFp8, GetParam());
+      tile.Row(is_v, 7)[33] = static_cast<std::byte>(byte);
+      EXPECT_EQ(tile.Run(0).code(),
+                (byte & 0x7F) == 0x7F ? StatusCode::kDataLoss : StatusCode::kOk);
+    }
+  }
+}
+
 // A sparse mapping: only the pages that are touched exist.
 class Sparse {
  public:

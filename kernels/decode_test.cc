@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -156,6 +157,57 @@ TEST_P(DecodeOn, NanInTheTailReachesTheResult) {
     (in_v ? args.tail.v : args.tail.k) = nan.data();
     ASSERT_TRUE(Decode(args).ok());
     for (const float x : sequence.out()) EXPECT_TRUE(std::isnan(x));
+  }
+}
+
+// Decodes with one tail token of `bits` in all dims of K or V, and expects the bits of a clean run
+// in the query rows before `first_seeing` and from `end_seeing` on.
+void CheckPoisonStaysInPlace(Isa isa, const Options& options, uint32_t token, bool in_v,
+                             uint16_t bits, uint32_t first_seeing, uint32_t end_seeing) {
+  Sequence sequence({16, 80, 2, 3, 1, 70}, isa, options);
+  DecodeArgs args = sequence.Args();
+  ASSERT_TRUE(Decode(args).ok());
+  const std::vector<float> clean = sequence.out();
+  const void*& side = in_v ? args.tail.v : args.tail.k;
+  const uint64_t row_bytes = args.tail.token_stride * ElementBytes(args.tail.type);
+  const auto* bytes = static_cast<const std::byte*>(side);
+  std::vector<std::byte> poisoned(bytes, bytes + args.tail.token_count * row_bytes);
+  for (uint64_t i = 0; i + 2 <= row_bytes; i += 2) {
+    std::memcpy(&poisoned[token * row_bytes + i], &bits, sizeof(bits));
+  }
+  side = poisoned.data();
+  ASSERT_TRUE(Decode(args).ok());
+  const uint64_t query_floats = uint64_t{sequence.QueryHeads()} * 80;
+  for (uint32_t query = 0; query < options.query_len; ++query) {
+    const auto* expected = &clean[query * query_floats];
+    const auto* actual = &sequence.out()[query * query_floats];
+    const bool sees = query >= first_seeing && query < end_seeing;
+    EXPECT_EQ(std::equal(expected, expected + query_floats, actual), !sees)
+        << "query " << query << " token " << token << " in V " << in_v << " bits " << bits << " "
+        << sequence.Describe();
+    if (!sees) continue;
+    EXPECT_FALSE(in_v && std::isfinite(actual[0])) << sequence.Describe();
+  }
+}
+
+TEST_P(DecodeOn, NonfiniteTailTokenStaysWithTheQueriesThatSeeIt) {
+  for (const ElementType type : {ElementType::kBf16, ElementType::kFp8E4m3}) {
+    for (const bool in_v : {false, true}) {
+      // NaN; in BF16 also infinity. Two FP8 NaN are the bytes 0x7F7F.
+      for (const uint32_t bits : {0x7FC0U, 0x7F80U, 0xFF80U, 0x7F7FU}) {
+        if ((bits == 0x7F7FU) != (type == ElementType::kFp8E4m3)) continue;
+        const auto check = [&](Options options, uint32_t token, uint32_t first, uint32_t end) {
+          options.tail_type = type;
+          CheckPoisonStaysInPlace(GetParam(), options, token, in_v, static_cast<uint16_t>(bits),
+                                  first, end);
+        };
+        check({.query_len = 4}, 69, 3, 4);  // The last token.
+        check({.query_len = 4}, 67, 1, 4);
+        check({.query_len = 8}, 64, 2, 8);               // First of a chunk.
+        check({.query_len = 4, .window = 5}, 64, 0, 3);  // Leaves the window.
+        check({.query_len = 2, .window = 4}, 20, 2, 2);  // Nobody sees it.
+      }
+    }
   }
 }
 
