@@ -83,6 +83,18 @@ struct EnginePages {
   std::span<const uint32_t> v_page_table = {};
   uint64_t first_slot = 0;
   uint32_t kv_head_idx = 0;
+
+  // The same tokens, to read.
+  constexpr EnginePages<const std::byte> AsConst() const {
+    return {.k_codes = k_codes,
+            .k_scales = k_scales,
+            .v_codes = v_codes,
+            .v_scales = v_scales,
+            .page_table = page_table,
+            .v_page_table = v_page_table,
+            .first_slot = first_slot,
+            .kv_head_idx = kv_head_idx};
+  }
 };
 using ConstEnginePages = EnginePages<const std::byte>;
 using MutableEnginePages = EnginePages<std::byte>;

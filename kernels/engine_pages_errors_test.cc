@@ -34,11 +34,11 @@ class EnginePagesErrors : public testing::Test {
                      const MutableEnginePages& pages) {
     const std::vector<std::byte> tile_before = tile_;
     const auto buffers_before = buffers_;
-    EXPECT_EQ(ImportTile(shape, layout, Const(pages), kScales, tile_).code(),
+    EXPECT_EQ(ImportTile(shape, layout, pages.AsConst(), kScales, tile_).code(),
               StatusCode::kInvalidArgument);
     EXPECT_EQ(ExportTile(shape, tile_, layout, pages).code(), StatusCode::kInvalidArgument);
     SealStats stats;
-    EXPECT_EQ(RequantizeTile(shape, layout, Const(pages), kScales, {}, tile_, &stats).code(),
+    EXPECT_EQ(RequantizeTile(shape, layout, pages.AsConst(), kScales, {}, tile_, &stats).code(),
               StatusCode::kInvalidArgument);
     EXPECT_EQ(tile_, tile_before);
     EXPECT_EQ(buffers_, buffers_before);
@@ -56,7 +56,7 @@ class EnginePagesErrors : public testing::Test {
 };
 
 TEST_F(EnginePagesErrors, GoodArgumentsAreGood) {
-  EXPECT_TRUE(ImportTile(kTile, layout_, Const(pages_), kScales, tile_).ok());
+  EXPECT_TRUE(ImportTile(kTile, layout_, pages_.AsConst(), kScales, tile_).ok());
   EXPECT_TRUE(ExportTile(kTile, tile_, layout_, pages_).ok());
 }
 
@@ -143,7 +143,7 @@ TEST_F(EnginePagesErrors, BoundsAreExact) {
   // Head 1 of the last token of page 3 is not read.
   pages.k_codes = pages.k_codes.first(pages.k_codes.size() - 64);
   pages.v_scales = pages.v_scales.first(pages.v_scales.size() - 8);
-  EXPECT_TRUE(ImportTile(kTile, nhd, Const(pages), kScales, tile_).ok());
+  EXPECT_TRUE(ImportTile(kTile, nhd, pages.AsConst(), kScales, tile_).ok());
   pages.k_codes = pages.k_codes.first(pages.k_codes.size() - 1);
   ExpectInvalid(kTile, nhd, pages);
 }
@@ -151,10 +151,10 @@ TEST_F(EnginePagesErrors, BoundsAreExact) {
 TEST_F(EnginePagesErrors, ForeignGlobalScalesAreRefusedByName) {
   for (const float bad : {3.0F, 0.0F, -1.0F, 20.0F / 2688, 0x1p101F, std::nanf("")}) {
     const std::vector<std::byte> before = tile_;
-    const Status k = ImportTile(kTile, layout_, Const(pages_), {.k = bad, .v = 1.0F}, tile_);
+    const Status k = ImportTile(kTile, layout_, pages_.AsConst(), {.k = bad, .v = 1.0F}, tile_);
     EXPECT_EQ(k.code(), StatusCode::kInvalidArgument);
     EXPECT_NE(std::string(k.message()).find("scales.k"), std::string::npos);
-    const Status v = ImportTile(kTile, layout_, Const(pages_), {.k = 1.0F, .v = bad}, tile_);
+    const Status v = ImportTile(kTile, layout_, pages_.AsConst(), {.k = 1.0F, .v = bad}, tile_);
     EXPECT_EQ(v.code(), StatusCode::kInvalidArgument);
     EXPECT_NE(std::string(v.message()).find("scales.v"), std::string::npos);
     EXPECT_EQ(tile_, before);
@@ -171,11 +171,11 @@ TEST_F(EnginePagesErrors, EveryBadScaleByteIsDataLossAndNothingIsWritten) {
         tile_ = before;
         SealStats stats;
         const StatusCode expected = value <= 0x7E ? StatusCode::kOk : StatusCode::kDataLoss;
-        ASSERT_EQ(ImportTile(kTile, layout_, Const(pages_), kScales, tile_).code(), expected);
+        ASSERT_EQ(ImportTile(kTile, layout_, pages_.AsConst(), kScales, tile_).code(), expected);
         ASSERT_EQ(tile_ == before, expected == StatusCode::kDataLoss);
         if (value > 0x7E) {
           ASSERT_EQ(
-              RequantizeTile(kTile, layout_, Const(pages_), kScales, {}, tile_, &stats).code(),
+              RequantizeTile(kTile, layout_, pages_.AsConst(), kScales, {}, tile_, &stats).code(),
               expected);
           ASSERT_EQ(tile_, before);
         }
@@ -183,7 +183,7 @@ TEST_F(EnginePagesErrors, EveryBadScaleByteIsDataLossAndNothingIsWritten) {
       }
       // Poison that is not the tile's is none of its business: head 1, and page 1.
       buffers_[buffer][128] = buffers_[buffer][256] = static_cast<std::byte>(value);
-      ASSERT_TRUE(ImportTile(kTile, layout_, Const(pages_), kScales, tile_).ok());
+      ASSERT_TRUE(ImportTile(kTile, layout_, pages_.AsConst(), kScales, tile_).ok());
       buffers_[buffer][128] = buffers_[buffer][256] = std::byte{0};
     }
     std::vector<std::byte> bad_tile = before;
@@ -199,7 +199,7 @@ TEST_F(EnginePagesErrors, EveryBadScaleByteIsDataLossAndNothingIsWritten) {
 // Encoders differ for tiny vectors: scale 0 with codes +-6 is what some write, and stays.
 TEST_F(EnginePagesErrors, ScaleZeroWithCodesIsKept) {
   std::fill(buffers_[0].begin(), buffers_[0].end(), std::byte{0xF7});
-  ASSERT_TRUE(ImportTile(kTile, layout_, Const(pages_), kScales, tile_).ok());
+  ASSERT_TRUE(ImportTile(kTile, layout_, pages_.AsConst(), kScales, tile_).ok());
   EXPECT_EQ(tile_[0], std::byte{0xF7});
   EXPECT_EQ(tile_[KScaleOffset(kTile)], std::byte{0});
 }

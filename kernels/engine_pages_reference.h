@@ -287,17 +287,6 @@ class Memory {
   std::array<std::vector<std::byte>, 4> buffers_;
 };
 
-inline ConstEnginePages Const(const MutableEnginePages& pages) {
-  return {.k_codes = pages.k_codes,
-          .k_scales = pages.k_scales,
-          .v_codes = pages.v_codes,
-          .v_scales = pages.v_scales,
-          .page_table = pages.page_table,
-          .v_page_table = pages.v_page_table,
-          .first_slot = pages.first_slot,
-          .kv_head_idx = pages.kv_head_idx};
-}
-
 }  // namespace kvtier::kernels::engine_pages_reference
 
 #endif  // KVTIER_KERNELS_ENGINE_PAGES_REFERENCE_H_

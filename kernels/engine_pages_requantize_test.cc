@@ -62,8 +62,8 @@ TEST(RequantizeTile, SealsTheValuesOfThePages) {
                         .ok());
         std::vector<std::byte> tile(TileBytes(shape));
         SealStats stats;
-        const Status status = RequantizeTile(shape, memory.layout(), Const(memory.Pages()), foreign,
-                                             options, tile, &stats);
+        const Status status = RequantizeTile(shape, memory.layout(), memory.Pages().AsConst(),
+                                             foreign, options, tile, &stats);
         ASSERT_TRUE(status.ok()) << status.message();
         ASSERT_EQ(tile, expected) << engine.name << " d " << head_dim;
         EXPECT_EQ(stats.saturated_count, expected_stats.saturated_count);
@@ -101,9 +101,9 @@ TEST(RequantizeTile, MovesValuesByTheStepOfTheScalesAndHardlyAddsToTheError) {
   std::vector<std::byte> tile(TileBytes(shape));
   SealStats stats;
   const SealOptions options{.g_k = 0x1p-6F, .g_v = 0x1p-6F};
-  ASSERT_TRUE(
-      RequantizeTile(shape, memory.layout(), Const(memory.Pages()), foreign, options, tile, &stats)
-          .ok());
+  ASSERT_TRUE(RequantizeTile(shape, memory.layout(), memory.Pages().AsConst(), foreign, options,
+                             tile, &stats)
+                  .ok());
   std::array<std::vector<float>, 2> out;
   out.fill(std::vector<float>(size_t{128} * 128));
   ASSERT_TRUE(GatherTile(shape, tile, 0x1p-6F, 0x1p-6F,
@@ -142,12 +142,12 @@ TEST(RequantizeTile, IsTheIdentityOnlyForVectorsThatReachSix) {
     *memory.At(side, kScaleBytes, token, s) = static_cast<std::byte>(8 + Below(0x7F - 8, &random));
   });
   std::vector<std::byte> imported(TileBytes(shape));
-  ASSERT_TRUE(ImportTile(shape, memory.layout(), Const(memory.Pages()), kScales, imported).ok());
+  ASSERT_TRUE(ImportTile(shape, memory.layout(), memory.Pages().AsConst(), kScales, imported).ok());
   std::vector<std::byte> requantized(TileBytes(shape));
   SealStats stats;
   const SealOptions options{.g_k = kScales.k, .g_v = kScales.v};
   const auto requantize = [&] {
-    return RequantizeTile(shape, memory.layout(), Const(memory.Pages()), kScales, options,
+    return RequantizeTile(shape, memory.layout(), memory.Pages().AsConst(), kScales, options,
                           requantized, &stats);
   };
   ASSERT_TRUE(requantize().ok());
@@ -166,7 +166,8 @@ TEST(RequantizeTile, RefusesBadScalesAndOptionsAndCountsWhatDoesNotFit) {
   SealStats stats;
   const auto requantize = [&](const GlobalScales& scales, const SealOptions& options,
                               SealStats* out) {
-    return RequantizeTile(shape, memory.layout(), Const(memory.Pages()), scales, options, tile, out)
+    return RequantizeTile(shape, memory.layout(), memory.Pages().AsConst(), scales, options, tile,
+                          out)
         .code();
   };
   const auto invalid = StatusCode::kInvalidArgument;

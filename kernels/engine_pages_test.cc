@@ -24,7 +24,7 @@ void CheckBothWays(const Engine& engine, const EnginePageShape& shape, const Til
   Memory memory(engine, shape, tile_shape, first_slot, random);
   std::vector<std::byte> tile(TileBytes(tile_shape), std::byte{0xEE});
   const Status status =
-      ImportTile(tile_shape, memory.layout(), Const(memory.Pages()), kScales, tile);
+      ImportTile(tile_shape, memory.layout(), memory.Pages().AsConst(), kScales, tile);
   ASSERT_TRUE(status.ok()) << status.message();
   ASSERT_EQ(tile, memory.Tile());
 
@@ -41,7 +41,8 @@ void CheckBothWays(const Engine& engine, const EnginePageShape& shape, const Til
   ASSERT_EQ(target.buffers(), expected);
 
   std::vector<std::byte> again(TileBytes(tile_shape));
-  ASSERT_TRUE(ImportTile(tile_shape, target.layout(), Const(target.Pages()), kScales, again).ok());
+  ASSERT_TRUE(
+      ImportTile(tile_shape, target.layout(), target.Pages().AsConst(), kScales, again).ok());
   ASSERT_EQ(again, tile);
 }
 
@@ -106,7 +107,8 @@ TEST(EnginePages, GatheredTileHasTheValuesOfThePages) {
     const TileShape tile_shape{.block_tokens = 32, .head_dim = 192};
     Memory memory(engine, {3, 192, 16}, tile_shape, 32, &random);
     std::vector<std::byte> tile(TileBytes(tile_shape));
-    ASSERT_TRUE(ImportTile(tile_shape, memory.layout(), Const(memory.Pages()), kScales, tile).ok());
+    ASSERT_TRUE(
+        ImportTile(tile_shape, memory.layout(), memory.Pages().AsConst(), kScales, tile).ok());
     std::array<std::vector<float>, 2> values;
     std::array<MutableRows, 2> rows;
     for (const Side side : kSides) {
@@ -231,7 +233,7 @@ TEST(EnginePages, AnyStridesAndOrdersAreOneDescriptorAway) {
     }
   }
   std::vector<std::byte> again(tile.size());
-  ASSERT_TRUE(ImportTile(tile_shape, good, Const(pages), kScales, again).ok());
+  ASSERT_TRUE(ImportTile(tile_shape, good, pages.AsConst(), kScales, again).ok());
   EXPECT_EQ(again, tile);
 }
 
