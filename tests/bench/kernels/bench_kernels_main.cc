@@ -12,11 +12,14 @@
 #include <vector>
 
 #include "kernels/decode.h"
+#include "kernels/engine_pages.h"
+#include "kernels/engine_pages_layouts.h"
 #include "kernels/gather.h"
 #include "kernels/isa.h"
 #include "kernels/seal.h"
 #include "nlohmann/json.hpp"
 #include "tests/bench/kernels/data.h"
+#include "tests/bench/kernels/mla_data.h"
 #include "tests/bench/kernels/ratio.h"
 
 // Prints the speed table of kernels/: each row is the ratio of two things timed in turn.
@@ -93,7 +96,9 @@ class Bench {
     for (const Isa isa : {Isa::kAvx512, Isa::kAvx2}) {
       if (kernels::IsaIsAvailable(isa)) Transfers(isa);
     }
+    EnginePageRows();
     for (const uint32_t group : {8U, 1U, 4U, 16U}) DecodeRows(group);
+    for (const uint32_t heads : {16U, 128U}) MlaRows(heads);
     TwoCores();
   }
 
@@ -176,6 +181,49 @@ class Bench {
     add(names[3], 0, 0, bytes / 2, [&] { gather(kernels::ElementType::kFp8E4m3); });
   }
 
+  // Pages of 16 tokens and 8 kv heads, tiles of all heads in turn: what an engine would do.
+  void EnginePageRows() {
+    constexpr kernels::EnginePageShape kPage{
+        .kv_head_count = 8, .head_dim = kHeadDim, .page_tokens = 16};
+    const struct {
+      std::string name;
+      kernels::EnginePageLayout layout;
+    } engines[] = {
+        {"vLLM HND", kernels::VllmHnd(kPage, kernels::ScaleOrder::kInterleaved4)},
+        {"vLLM NHD, linear scales", kernels::VllmNhd(kPage, kernels::ScaleOrder::kLinear)}};
+    for (const auto& engine : engines) {
+      const std::string names[] = {"import pages of " + engine.name + ": tile bytes over memcpy",
+                                   "export pages of " + engine.name + ": tile bytes over memcpy"};
+      if (!Wanted(names[0]) && !Wanted(names[1])) continue;
+      const uint64_t bytes = kTransferTiles * kernels::TileBytes(kTile);
+      const Buffer pool(bytes);  // Zeros are valid scales.
+      const Buffer tiles(bytes);
+      const auto move = [&](bool import) {
+        for (uint64_t i = 0; i < kTransferTiles; ++i) {
+          const std::span<std::byte> tile =
+              tiles.bytes().subspan(i * kernels::TileBytes(kTile), kernels::TileBytes(kTile));
+          kernels::MutableEnginePages pages = kernels::OneBuffer(pool.bytes());
+          pages.first_slot = i / kPage.kv_head_count * kTile.block_tokens;
+          pages.kv_head_idx = static_cast<uint32_t>(i % kPage.kv_head_count);
+          Require(import ? kernels::ImportTile(kTile, engine.layout, pages.AsConst(),
+                                               {.k = 1.0F, .v = 1.0F}, tile)
+                         : kernels::ExportTile(kTile, tile, engine.layout, pages));
+        }
+      };
+      for (const bool import : {true, false}) {
+        const std::string& name = names[import ? 0 : 1];
+        if (!Wanted(name)) continue;
+        const Ratio ratio =
+            Measure({[&] { move(import); },
+                     [&] { std::memcpy(tiles.bytes().data(), pool.bytes().data(), bytes); }},
+                    round_count_);
+        Add({.name = name,
+             .value = 1 / ratio.subject_over_anchor,
+             .rates = Rates(static_cast<double>(bytes), static_cast<double>(bytes), ratio)});
+      }
+    }
+  }
+
   void DecodeRows(uint32_t group) {
     const std::string prefix = "decode GQA " + std::to_string(group);
     const std::string over_bf16 = prefix + ": time over own BF16 decode";
@@ -212,6 +260,34 @@ class Bench {
       Add({.name = over_avx512,
            .less_is_better = true,
            .value = ratio.subject_over_anchor,
+           .rates = Rates(stored, stored, ratio)});
+    }
+  }
+
+  void MlaRows(uint32_t heads) {
+    const std::string prefix = "decode MLA, " + std::to_string(heads) + " heads";
+    const std::string over_bf16 = prefix + ": time over own BF16 decode";
+    const std::string over_read = prefix + ": stored bytes over read bandwidth";
+    if (!Wanted(over_bf16) && !Wanted(over_read)) return;
+    MlaContext context(2 * kContextTokens, heads);
+    const auto decode = [](const kernels::DecodeMlaArgs& args) {
+      Require(kernels::DecodeMla(args));
+    };
+    const kernels::DecodeMlaArgs sealed = context.Sealed(kernels::BestIsa());
+    const auto stored = static_cast<double>(context.SealedBytes());
+    if (Wanted(over_bf16)) {
+      const kernels::DecodeMlaArgs bf16 = context.Bf16(kernels::BestIsa());
+      const Ratio ratio = Measure({[&] { decode(sealed); }, [&] { decode(bf16); }}, round_count_);
+      Add({.name = over_bf16,
+           .less_is_better = true,
+           .value = ratio.subject_over_anchor,
+           .rates = Rates(stored, static_cast<double>(context.Bf16Bytes()), ratio)});
+    }
+    if (Wanted(over_read)) {
+      const Ratio ratio = Measure(
+          {[&] { decode(sealed); }, [&] { sink_ ^= ReadAll(context.blocks()); }}, round_count_);
+      Add({.name = over_read,
+           .value = 1 / ratio.subject_over_anchor,
            .rates = Rates(stored, stored, ratio)});
     }
   }
