@@ -4,6 +4,7 @@
 // fault-injecting wrapper (tiers/faulty_tier.h) is a Tier too.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -91,8 +92,9 @@ class Tier : public SlotSource {
   // meta.crc32c. OK on nvme means durable: a later Recover returns it. `source` stays valid and
   // unchanged until `done`. On nvme `source` lies at the start of a slot of a memory tier
   // (4 KiB aligned, readable up to the next multiple of 4 KiB), else it is copied once.
-  // Memory tiers copy in the calling thread; nvme queues (bounded) and returns.
-  // Errors: DATA_LOSS (checksum), RESOURCE_EXHAUSTED (no space), UNAVAILABLE (I/O error).
+  // Memory tiers copy in the calling thread; nvme and the cuda device queue (bounded) and return.
+  // Errors: DATA_LOSS (checksum), RESOURCE_EXHAUSTED (no space), UNAVAILABLE (I/O error; not done
+  // in time).
   virtual void Write(ReplicaId replica, const BlockMeta& meta, std::span<const std::byte> source,
                      Done done) = 0;
 
@@ -103,7 +105,8 @@ class Tier : public SlotSource {
   virtual void Read(ReplicaId replica, const BlockMeta& meta, std::span<std::byte> target,
                     Done done) = 0;
 
-  // The slot's memory, whole 4 KiB pages, on memory tiers; empty on nvme. Valid until Free.
+  // The slot's memory, whole 4 KiB pages, where the CPU reaches it: on memory tiers, but for hbm on
+  // the cuda device. Empty elsewhere. Valid until Free.
   virtual std::span<std::byte> Mapped(ReplicaId replica) = 0;
 
   // Calls `found` once per replica that survived the last process, before any other use. Memory
@@ -124,6 +127,8 @@ struct SegmentHandle {
   int fd = -1;
   uint64_t segment_bytes = 0;
   OwnerIdx owner = 0;
+  // The GPU whose memory `fd` names (an exported allocation); all zero: a memfd.
+  std::array<uint8_t, 16> device_uuid{};
 };
 
 // What hbm and host have beyond Tier: segments that other processes map.
@@ -131,7 +136,8 @@ class MappedTier : public Tier {
  public:
   // All zero for a replica that is not reserved (any more): answers race with the end of sessions.
   virtual SlotPlace Place(ReplicaId replica) const = 0;
-  // NOT_FOUND when there is no such segment (any more). Read-only unless `writable`.
+  // NOT_FOUND when there is no such segment (any more). Read-only unless `writable`; the driver's
+  // descriptors of GPU memory are writable always. UNAVAILABLE: the device is lost.
   virtual absl::StatusOr<SegmentHandle> ExportSegment(uint32_t segment_idx,
                                                       bool writable) const = 0;
 };

@@ -35,12 +35,13 @@ class LayersTest(unittest.TestCase):
     def test_accepts_links_down(self):
         self.assertEqual(configure(("tiers", "proto"), ("policy", "kernels"), ("daemon", "tiers"),
                                    ("daemon", "policy"), ("client", "kernels"), ("ctl", "client"),
-                                   ("ctl", "policy"), ("tests", "daemon")), "")
+                                   ("ctl", "policy"), ("tests", "daemon"), ("gpu", "proto"),
+                                   ("tiers", "gpu"), ("client", "gpu")), "")
 
     def test_refuses_links_up_and_sideways(self):
         for edge in [("kernels", "tiers"), ("tiers", "policy"), ("policy", "tiers"),
                      ("client", "daemon"), ("client", "policy"), ("ctl", "daemon"),
-                     ("tiers", "daemon"), ("kernels", "proto")]:
+                     ("tiers", "daemon"), ("kernels", "proto"), ("gpu", "tiers")]:
             self.assertIn(f"kvtier_{edge[0]} ({edge[0]}) may not link kvtier::{edge[1]}",
                           configure(edge), edge)
 

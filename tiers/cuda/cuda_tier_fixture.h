@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A CudaTier on a fake card, for its tests.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "tiers/cuda/cuda_tier.h"
+#include "tiers/cuda/fake_driver.h"
+#include "tiers/tier_test_util.h"
+
+namespace kvtier {
+
+inline constexpr uint64_t kTestSegmentBytes = 1 << 20;
+
+// A status that another thread brings, once.
+class Outcome {
+ public:
+  void Set(absl::Status status) {
+    absl::MutexLock lock(&mutex_);
+    EXPECT_FALSE(is_set_);
+    status_ = std::move(status);
+    is_set_ = true;
+  }
+  Tier::Done Done() {
+    return [this](absl::Status status) { Set(std::move(status)); };
+  }
+  bool is_set() const {
+    absl::MutexLock lock(&mutex_);
+    return is_set_;
+  }
+  absl::Status Await() const {
+    absl::MutexLock lock(&mutex_);
+    mutex_.Await(absl::Condition(&is_set_));
+    return status_;
+  }
+
+ private:
+  mutable absl::Mutex mutex_;
+  bool is_set_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status status_ ABSL_GUARDED_BY(mutex_);
+};
+
+class CudaTierFixture : public testing::Test {
+ protected:
+  ~CudaTierFixture() override {
+    const bool lost = loss_.is_set();
+    tier_.reset();
+    if (driver_ == nullptr) return;
+    const FakeCudaDriver::Counts left = driver_->counts();
+    EXPECT_EQ(left.unpinned_copy, 0u);
+    // A lost device takes nothing back.
+    if (!lost) {
+      EXPECT_EQ(left, FakeCudaDriver::Counts());
+    }
+  }
+
+  CudaTier::Options Options() {
+    return {.capacity_bytes = 4 * kTestSegmentBytes,
+            .segment_bytes = kTestSegmentBytes,
+            .piece_bytes = 64 << 10,
+            .on_lost = [this](const absl::Status& reason) { loss_.Set(reason); }};
+  }
+
+  absl::Status Start(const CudaTier::Options& options,
+                     const FakeCudaDriver::Options& card = FakeCudaDriver::Options()) {
+    driver_ = std::make_unique<FakeCudaDriver>(card);
+    auto device = driver_->OpenDevice(0);
+    if (!device.ok()) return device.status();
+    auto tier = CudaTier::Create(std::move(device).value(), options);
+    if (!tier.ok()) return tier.status();
+    tier_ = std::move(tier).value();
+    return absl::OkStatus();
+  }
+  void Start() { ASSERT_EQ(Start(Options()), absl::OkStatus()); }
+
+  // Polls for a segment that is being replaced.
+  ReplicaId ReserveEventually(uint32_t payload_bytes, OwnerIdx owner) {
+    while (true) {
+      const auto replica = tier_->Reserve(payload_bytes, owner);
+      if (replica.ok()) return *replica;
+      if (!absl::IsUnavailable(replica.status())) {
+        ADD_FAILURE() << replica.status();
+        return kNoReplica;
+      }
+      std::this_thread::yield();
+    }
+  }
+
+  // Reserves and writes; the block is then in device memory.
+  ReplicaId Put(const TestBlock& block, OwnerIdx owner = 1) {
+    const auto replica = tier_->Reserve(block.meta.payload_bytes, owner);
+    EXPECT_TRUE(replica.ok()) << replica.status();
+    EXPECT_EQ(WriteAndWait(*tier_, *replica, block.meta, block.payload.bytes()), absl::OkStatus());
+    return *replica;
+  }
+
+  // What a kernel would see of the slot.
+  std::span<std::byte> DeviceBytes(ReplicaId replica, uint64_t bytes) {
+    return driver_->DeviceBytes(tier_->AddressOf(replica), bytes);
+  }
+
+  std::unique_ptr<FakeCudaDriver> driver_;
+  std::unique_ptr<CudaTier> tier_;
+  Outcome loss_;
+};
+
+}  // namespace kvtier
