@@ -97,7 +97,7 @@ struct DecodeArgs {
 // outputs and workspaces.
 //
 // Error of out against exact attention over the same dequantized values: 2e-6 of the largest |V|
-// for kScalar and kAvx2; for kAvx512, which holds softmax weights in 15 bits, at most 2^-9 of the
+// for all but kAvx512, which holds softmax weights in 15 bits: there at most 2^-9 of the
 // largest |out| (measured: below 2^-10 from uniform to one-hot softmax). Instruction sets agree
 // within these bounds, not bit for bit. A NaN in a tail token makes the results of the queries that
 // see it not finite; so does an infinity in V, or in K if the score is +inf or NaN. The results of

@@ -27,10 +27,13 @@ bool CpuHas(Isa isa) {
       return has_avx2;
     case Isa::kAvx512:
       return has_avx512;
+    case Isa::kNeon:
+      return false;
   }
   return false;
 #else
-  return isa == Isa::kScalar;
+  // NEON is part of every AArch64 processor.
+  return isa == Isa::kScalar || isa == Isa::kNeon;
 #endif
 }
 
@@ -62,6 +65,8 @@ const char* IsaName(Isa isa) {
       return "avx2";
     case Isa::kAvx512:
       return "avx512";
+    case Isa::kNeon:
+      return "neon";
   }
   return "unknown";
 }

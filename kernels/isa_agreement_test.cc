@@ -83,7 +83,7 @@ class IsaAgreement : public testing::TestWithParam<Isa> {
   std::normal_distribution<float> normal_;
 };
 
-INSTANTIATE_TEST_SUITE_P(Isas, IsaAgreement, testing::Values(Isa::kAvx2, Isa::kAvx512),
+INSTANTIATE_TEST_SUITE_P(Isas, IsaAgreement, testing::Values(Isa::kAvx2, Isa::kAvx512, Isa::kNeon),
                          [](const auto& param_info) { return IsaName(param_info.param); });
 
 TEST_P(IsaAgreement, SealsEveryShapeAndType) {
@@ -117,18 +117,75 @@ TEST_P(IsaAgreement, SealsEveryTypeAtEveryGlobalScale) {
   }
 }
 
-TEST_P(IsaAgreement, SealsEveryBf16Value) {
+TEST_P(IsaAgreement, SealsEvery16BitValue) {
   // 16 x 64 values a tile; the neighbours of a value change with the stride of the walk.
   const TileShape shape{.block_tokens = 16, .head_dim = 64};
-  for (const uint32_t step : {1U, 257U, 4099U}) {
-    std::vector<uint16_t> rows(1024);
-    for (uint32_t first = 0; first < 65536; first += 1024) {
-      for (uint32_t i = 0; i < 1024; ++i) rows[i] = static_cast<uint16_t>((first + i) * step);
-      const ConstRows source{.data = rows.data(), .token_stride = 64};
-      for (const ScaleSearch search : {ScaleSearch::kAmax6, ScaleSearch::kFourOverSix}) {
-        CheckSeal(shape, source, source, {.g_k = 0x1p-6F, .g_v = 1.0F, .search = search});
+  for (const ElementType type : {ElementType::kBf16, ElementType::kFp16}) {
+    for (const uint32_t step : {1U, 257U, 4099U}) {
+      std::vector<uint16_t> rows(1024);
+      for (uint32_t first = 0; first < 65536; first += 1024) {
+        for (uint32_t i = 0; i < 1024; ++i) rows[i] = static_cast<uint16_t>((first + i) * step);
+        const ConstRows source{.type = type, .data = rows.data(), .token_stride = 64};
+        for (const ScaleSearch search : {ScaleSearch::kAmax6, ScaleSearch::kFourOverSix}) {
+          CheckSeal(shape, source, source, {.g_k = 0x1p-6F, .g_v = 1.0F, .search = search});
+        }
       }
     }
+  }
+}
+
+// Vectors whose two sums of squared errors are so near that any other order of the additions takes
+// the other scale; the scale byte is what the index order takes.
+TEST_P(IsaAgreement, SumsSquaredErrorsInIndexOrder) {
+  struct NearTie {
+    uint8_t scale;
+    uint16_t words[kVectorDims];
+  };
+  constexpr NearTie kNearTies[] = {
+      {0x2C,
+       {0x3F68, 0x3FB8, 0xBE24, 0xBFB4, 0xBF91, 0xBF70, 0xC00E, 0xBE83, 0x3E48, 0xBFF2, 0xBF90,
+        0x3A9A, 0x3FD3, 0x3F4A, 0xBE9D, 0x3F3C}},
+      {0x31,
+       {0xBF83, 0x3FEB, 0x3F84, 0x3EC2, 0xBCB3, 0xBBC3, 0xBE10, 0xBF80, 0x3CCD, 0x3F3D, 0x3DE2,
+        0x3F92, 0x3FAB, 0x3F32, 0xBECF, 0x400A}},
+      {0x2A,
+       {0xBF89, 0x3EE4, 0x3F0A, 0xBFA1, 0xBF11, 0x3F35, 0xBED1, 0xBE74, 0xBF0A, 0xBF8F, 0x3F1B,
+        0xBB8E, 0xBC37, 0x3F58, 0xBF75, 0xBECB}},
+      {0x33,
+       {0x3F16, 0xBF83, 0x3F55, 0xBFCB, 0x402F, 0xBF7D, 0xC007, 0x3BAD, 0x3F61, 0x3F57, 0x3DB3,
+        0xBECB, 0x3EE7, 0xBEDB, 0x3EC6, 0xBEDB}}};
+  const TileShape shape{.block_tokens = 16, .head_dim = 64};
+  std::vector<uint16_t> rows(1024);
+  for (uint32_t i = 0; i < rows.size(); ++i) {
+    rows[i] = kNearTies[i / kVectorDims % 4].words[i % kVectorDims];
+  }
+  const ConstRows source{.data = rows.data(), .token_stride = 64};
+  const SealOptions options{.search = ScaleSearch::kFourOverSix, .isa = GetParam()};
+  std::vector<std::byte> tile(TileBytes(shape));
+  SealStats stats;
+  ASSERT_TRUE(SealTile(shape, source, source, options, tile, &stats).ok());
+  for (uint32_t token = 0; token < 16; ++token) {
+    for (uint32_t vector = 0; vector < 4; ++vector) {
+      EXPECT_EQ(tile[KScaleByteOffset(shape, token, vector)], std::byte{kNearTies[vector].scale});
+    }
+  }
+  CheckSeal(shape, source, source, options);
+}
+
+// Only the low bits of these differ from infinity; FP32 loses them when it becomes BF16.
+TEST_P(IsaAgreement, SealsNansOfTheSmallestPayload) {
+  const TileShape shape{.block_tokens = 16, .head_dim = 64};
+  for (const ElementType type : kTypes) {
+    auto rows = RandomElements(type, 1024, false);
+    for (uint32_t i = 0; i < 1024; i += 1 + static_cast<uint32_t>(random_() % 40)) {
+      const uint32_t bits = type == ElementType::kFp32   ? 0x7F800001
+                            : type == ElementType::kBf16 ? 0x7F81
+                            : type == ElementType::kFp16 ? 0x7C01
+                                                         : 0x7F;
+      std::memcpy(&rows[i * ElementBytes(type)], &bits, ElementBytes(type));
+    }
+    const ConstRows source{.type = type, .data = rows.data(), .token_stride = 64};
+    CheckSeal(shape, source, source, {.g_k = 0x1p-6F, .g_v = 1.0F});
   }
 }
 
@@ -275,6 +332,15 @@ TEST(IsaChoice, ScalarIsAlwaysAvailableAndTheBestIsAvailable) {
   EXPECT_TRUE(IsaIsAvailable(Isa::kScalar));
   EXPECT_TRUE(IsaIsAvailable(BestIsa()));
   EXPECT_FALSE(IsaIsAvailable(static_cast<Isa>(99)));
+}
+
+TEST(IsaChoice, AArch64HasNeonAndNothingElseHas) {
+#if defined(__AARCH64EL__)
+  constexpr bool kIsAArch64 = true;
+#else
+  constexpr bool kIsAArch64 = false;
+#endif
+  EXPECT_EQ(IsaIsAvailable(Isa::kNeon), kIsAArch64);
 }
 
 TEST(SealPages, RefusesBadPagesAndTransforms) {

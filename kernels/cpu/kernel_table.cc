@@ -35,12 +35,13 @@ constexpr KernelTable kAvx512 = {.attend_tiles = AttendTilesAvx512,
 #elif defined(__AARCH64EL__)
 constexpr KernelTable kNeon = {.attend_tiles = AttendTilesNeon,
                                .attend_rows = AttendRowsNeon,
-                               .attend_mla_tiles = AttendMlaTilesScalar,
-                               .attend_mla_rows = AttendMlaRowsScalar,
+                               .attend_mla_tiles = AttendMlaTilesNeon,
+                               .attend_mla_rows = AttendMlaRowsNeon,
                                .seal_side = SealSideNeon,
                                .gather_side = GatherSideNeon,
-                               .seal_latents = SealSideScalar,
-                               .gather_latents = GatherSideScalar,
+                               .seal_latents = SealSideNeon,
+                               .gather_latents = GatherSideNeon,
+                               // Compiled from loops: NEON by the flags of the whole build.
                                .convert_rows = ConvertRowsScalar};
 #endif
 

@@ -46,6 +46,8 @@ void GatherSideAvx512(const GatherSide& side);
 SealCounts ConvertRowsAvx512(const ConvertRows& rows);
 bool AttendTilesNeon(const AttendQuery& query, const AttendTiles& tiles);
 void AttendRowsNeon(const AttendQuery& query, const AttendRows& part);
+bool AttendMlaTilesNeon(const AttendQuery& query, const AttendMlaTiles& tiles);
+void AttendMlaRowsNeon(const AttendQuery& query, const AttendMlaRows& part);
 SealCounts SealSideNeon(const SealSide& side);
 void GatherSideNeon(const GatherSide& side);
 
