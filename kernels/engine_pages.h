@@ -109,7 +109,8 @@ constexpr EnginePages<Byte> OneBuffer(std::span<Byte> buffer) {
 // multipliers the pages were written with (ToDequantMultiplier). They become the tile's g, so they
 // must be what every reader of the layer uses, and powers of two as FORMAT.md, 1.2 demands: an
 // engine whose calibrated scales are not has to be given such ones, or needs RequantizeTile.
-// Scale bytes 0 with codes other than 0, which some encoders write, are kept.
+// Scale bytes 0 with codes other than 0, which some encoders write, are kept. Nor is K transformed:
+// a scale set with k_mean or k_smooth needs RequantizeTile too.
 // `tile` is exactly TileBytes(shape) long, any alignment, and must not overlap the pages. Allocates
 // nothing; thread-safe for disjoint tiles.
 // Errors: kInvalidArgument for a bad shape, layout, scale, view or size, for a page outside its

@@ -196,6 +196,26 @@ TEST_F(EnginePagesErrors, EveryBadScaleByteIsDataLossAndNothingIsWritten) {
   }
 }
 
+// Scales are checked in words of 8 and then byte by byte: every position of a row of 13.
+TEST(EnginePagesScales, AreCheckedAtEveryPositionOfARow) {
+  const TileShape shape{.block_tokens = 16, .head_dim = 208};
+  const EnginePageLayout layout =
+      FlashInferNhd({.kv_head_count = 1, .head_dim = 208, .page_tokens = 16}, ScaleOrder::kLinear);
+  std::vector<std::byte> codes(DataBytes(shape), std::byte{0xFF});
+  std::vector<std::byte> scales(ScaleBytes(shape), std::byte{0x7E});
+  std::vector<std::byte> tile(TileBytes(shape));
+  const ConstEnginePages pages{
+      .k_codes = codes, .k_scales = scales, .v_codes = codes, .v_scales = scales};
+  ASSERT_TRUE(ImportTile(shape, layout, pages, kScales, tile).ok());
+  for (std::byte& scale : scales) {
+    for (const uint32_t bad : {0x7FU, 0x80U, 0xFEU, 0xFFU}) {
+      scale = static_cast<std::byte>(bad);
+      ASSERT_EQ(ImportTile(shape, layout, pages, kScales, tile).code(), StatusCode::kDataLoss);
+    }
+    scale = std::byte{0x7E};
+  }
+}
+
 // Encoders differ for tiny vectors: scale 0 with codes +-6 is what some write, and stays.
 TEST_F(EnginePagesErrors, ScaleZeroWithCodesIsKept) {
   std::fill(buffers_[0].begin(), buffers_[0].end(), std::byte{0xF7});
