@@ -2,14 +2,17 @@
 #ifndef KVTIER_KERNELS_ROWS_H_
 #define KVTIER_KERNELS_ROWS_H_
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <span>
 
 #include "kernels/element.h"
 #include "kernels/nvfp4.h"
 #include "kernels/status.h"
+#include "kernels/tile_layout.h"
 
 // Internal to kernels/: typed access to ConstRows and MutableRows. Loads and stores go through
 // memcpy because rows need no alignment. Pure, thread-safe.
@@ -53,6 +56,36 @@ Status ValidateRows(const Rows& rows, uint32_t token_count, uint32_t head_dim) {
   const uint64_t capacity = uint64_t{paging.page_table_count} * paging.page_tokens;
   if (paging.first_slot > capacity || capacity - paging.first_slot < token_count) {
     return Status::InvalidArgument("the page table is too short");
+  }
+  return Status();
+}
+
+// Vectors of a channel transform, [head_dim] each or empty, as SealOptions requires them.
+inline Status ValidateTransform(std::span<const float> mean, std::span<const float> smooth,
+                                uint32_t head_dim) {
+  for (const auto& vector : {mean, smooth}) {
+    if (vector.empty()) continue;
+    if (vector.size() != head_dim ||
+        !std::all_of(vector.begin(), vector.end(), [](float x) { return std::isfinite(x); })) {
+      return Status::InvalidArgument("k_mean and k_smooth need a finite value per channel");
+    }
+  }
+  if (!std::all_of(smooth.begin(), smooth.end(),
+                   [](float x) { return x > 0.0F && std::isfinite(1.0F / x); })) {
+    return Status::InvalidArgument("k_smooth must be above 0 and have a finite reciprocal");
+  }
+  return Status();
+}
+
+// What multiplies a side of a tile, as SealOptions says.
+inline Status ValidateSideScale(SideFormat format, float scale) {
+  if (format == SideFormat::kNvfp4 && !IsValidGlobalScale(scale)) {
+    return Status::InvalidArgument("a global scale is not a power of two in [2^-100, 2^100]");
+  }
+  if (format == SideFormat::kFp8 &&
+      (!std::isfinite(scale) || scale <= 0.0F || !std::isfinite(1.0F / scale))) {
+    return Status::InvalidArgument(
+        "a scale of an FP8 side is not above 0 with a finite reciprocal");
   }
   return Status();
 }

@@ -15,7 +15,9 @@
 namespace kvtier::kernels {
 
 struct SealOptions {
-  float g_k = 1.0F;  // Global scales of this (layer, kv head), see nvfp4.h.
+  // Of this (layer, kv head): global scales (see nvfp4.h) for NVFP4 sides; what multiplies the
+  // stored values for FP8 sides, above 0 and with a finite reciprocal. BF16 sides have none.
+  float g_k = 1.0F;
   float g_v = 1.0F;
   ScaleSearch search = ScaleSearch::kAmax6;
   Isa isa = BestIsa();
@@ -28,11 +30,13 @@ struct SealOptions {
 };
 
 // Vectors (16 values of one token) of K and V together. Sealing adds to the counts, so that one
-// object can collect a whole block.
+// object can collect a whole block. BF16 sides count nothing: they hold every value.
 struct SealStats {
-  uint64_t nonfinite_count =
-      0;  // With a NaN or infinity: the block should be kept in BF16 instead.
-  uint64_t saturated_count = 0;  // With scale byte 0x7E: the global scale is too small.
+  // With a NaN or infinity: the block should be kept in BF16 instead.
+  uint64_t nonfinite_count = 0;
+  // NVFP4: with scale byte 0x7E; FP8: with a magnitude above 464 times the scale, which 448 clips.
+  // The scale is too small.
+  uint64_t saturated_count = 0;
 };
 
 // Quantizes block_tokens rows of K and of V of one (layer, kv head) into a tile. Both are quantized
@@ -45,6 +49,16 @@ struct SealStats {
 // kInvalidArgument for a bad shape, scale, view or size; nothing is written then.
 Status SealTile(const TileShape& shape, const ConstRows& k, const ConstRows& v,
                 const SealOptions& options, std::span<std::byte> dst, SealStats* stats);
+
+// The same for a layer of mixed formats (FORMAT.md, section 4): dst is TileBytes(shape, format)
+// long. Wide sides take the values that NVFP4 would quantize, transformed K among them:
+//   FP8:  e4m3(value * (1 / g)), rounded to nearest even and saturating at 448; NaN becomes 448, so
+//         that NaN bytes are never written. An FP8 source under the same scale keeps its bytes, up
+//         to NaN.
+//   BF16: the value, rounded to nearest even if it is FP16; NaN and infinities are kept.
+Status SealTile(const TileShape& shape, const LayerFormat& format, const ConstRows& k,
+                const ConstRows& v, const SealOptions& options, std::span<std::byte> dst,
+                SealStats* stats);
 
 }  // namespace kvtier::kernels
 

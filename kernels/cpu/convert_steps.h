@@ -120,7 +120,8 @@ void Transform(const ConvertRows& rows, float* x) {
   } else if (mean != nullptr) {
     for (uint32_t i = 0; i < rows.dim_count; ++i) x[i] = (x[i] - mean[i]) * factor[i];
   }
-  if (rows.seals) {
+  const bool half = rows.source_type == RowType::kBf16 || rows.source_type == RowType::kFp16;
+  if (rows.seals && (!half || mean != nullptr)) {
     for (uint32_t i = 0; i < rows.dim_count; ++i) x[i] = FloatOf(Fp32ToBf16(x[i]) << 16);
   }
 }

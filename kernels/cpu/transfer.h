@@ -66,7 +66,8 @@ struct ConvertRows {
   const float* mean;
   const float* factor;
   bool inverse;
-  bool seals;  // Rounds to BF16 in between; in an FP8 target, NaN becomes 448.
+  // Rounds to BF16 in between, but for plain FP16; in an FP8 target, NaN becomes 448.
+  bool seals;
 };
 
 // Counts vectors of 16 if it seals in FP8: with a NaN or an infinity; clipped (above 464).
