@@ -10,6 +10,7 @@ enum class StatusCode : uint8_t {
   kOk = 0,
   kInvalidArgument = 1,  // The caller broke a documented requirement.
   kDataLoss = 2,         // The bytes of a tile are not a tile (a scale byte that is never written).
+  kUnavailable = 3,      // The GPU refused a launch; kernels for CPUs never return it.
 };
 
 // The outcome of a kernel call. Engines vendor this folder, so it depends on nothing, allocates
@@ -23,6 +24,10 @@ class [[nodiscard]] Status {
   }
   static constexpr Status DataLoss(const char* message) {
     return Status(StatusCode::kDataLoss, message);
+  }
+
+  static constexpr Status Unavailable(const char* message) {
+    return Status(StatusCode::kUnavailable, message);
   }
 
   constexpr bool ok() const { return code_ == StatusCode::kOk; }

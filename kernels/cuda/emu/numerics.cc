@@ -75,6 +75,16 @@ float Log2(float x) {
   return FlushSubnormal(static_cast<float>(std::log2(static_cast<double>(FlushSubnormal(x)))));
 }
 
+float ReciprocalNear(float x) {
+  const float result = FlushSubnormal(1.0F / FlushSubnormal(x));
+  const bool is_exact = (std::bit_cast<uint32_t>(x) & 0x7FFFFFU) == 0;
+  if (is_exact || !std::isfinite(result) || result == 0.0F) return result;
+  const uint32_t bits = std::bit_cast<uint32_t>(x);
+  const uint32_t mixed = (bits >> 20 ^ bits >> 21 ^ bits >> 23) & 3U;
+  if (mixed < 2) return result;
+  return std::nextafter(result, mixed == 2 ? 0.0F : std::copysign(1e38F, result));
+}
+
 uint32_t ToHalf(float x) { return std::isnan(x) ? kCanonicalNan : FloatToFp16(x); }
 float FromHalf(uint32_t bits) { return Fp16ToFloat(static_cast<uint16_t>(bits)); }
 

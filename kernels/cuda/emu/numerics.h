@@ -15,6 +15,9 @@ uint32_t PermuteBytes(uint32_t a, uint32_t b, uint32_t selector);
 float Exp2(float x);
 float Log2(float x);
 
+// 1 / x, wrong by one unit in the last place for half of all x; subnormals flushed.
+float ReciprocalNear(float x);
+
 // One element, in the low bits.
 uint32_t ToHalf(float x);
 float FromHalf(uint32_t bits);

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef KVTIER_KERNELS_CUDA_SEAL_KERNEL_H_
+#define KVTIER_KERNELS_CUDA_SEAL_KERNEL_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cuda/encode.h"
+#include "kernels/cuda/nvfp4_device.h"
+#include "kernels/cuda/primitives.h"
+#include "kernels/cuda/target.h"
+#include "kernels/cuda/transfer_device.h"
+#include "kernels/cuda/transfer_params.h"
+
+// Sealing. A thread block takes 2^rows_log2 rows of one tile, a thread one vector of K and the same
+// of V: x is the vector, y the row. Codes are stored as 8 bytes a vector, which fill whole sectors;
+// scale bytes meet in shared memory and leave 16 at a time.
+
+namespace kvtier::kernels::cuda::inline KVTIER_CUDA_FLAVOUR {
+
+// The 16 values of a vector as loaded.
+template <ElementType kType>
+struct RawVector {
+  static constexpr uint32_t kLoads = ElementBytes(kType);  // 16 elements, 16 bytes a load.
+  Words4 words[kLoads];
+};
+
+template <ElementType kType>
+KVTIER_DEVICE RawVector<kType> LoadVector(Global<std::byte> row, uint32_t vector) {
+  RawVector<kType> result;
+  KVTIER_UNROLL
+  for (uint32_t i = 0; i < RawVector<kType>::kLoads; ++i) {
+    const uint64_t offset = vector * (16U * RawVector<kType>::kLoads) + 16U * i;
+    result.words[i] = LoadConstant<Words4>(row.At<const Words4>(offset));
+  }
+  return result;
+}
+
+KVTIER_DEVICE uint32_t WordOf(const Words4& words, uint32_t idx) {
+  return idx == 0 ? words.x : idx == 1 ? words.y : idx == 2 ? words.z : words.w;
+}
+
+// Values 2 * pair and 2 * pair + 1 in FP32; FP8 times `scale`.
+template <typename Arch, ElementType kType>
+KVTIER_DEVICE void UnpackPair(const RawVector<kType>& raw, uint32_t pair, float scale,
+                              float (&values)[2]) {
+  if constexpr (kType == ElementType::kFp32) {
+    values[0] = FloatOf(WordOf(raw.words[pair / 2], pair % 2 * 2));
+    values[1] = FloatOf(WordOf(raw.words[pair / 2], pair % 2 * 2 + 1));
+  } else if constexpr (kType == ElementType::kFp8E4m3) {
+    const uint32_t bytes = WordOf(raw.words[0], pair / 2) >> (pair % 2 * 16) & 0xFFFFU;
+    const uint32_t halves = UnpackFp8<Arch>(bytes);
+    values[0] = MulRn(FirstHalf(halves), scale);
+    values[1] = MulRn(SecondHalf(halves), scale);
+  } else {
+    const uint32_t word = WordOf(raw.words[pair / 4], pair % 4);
+    constexpr bool kIsBf16 = kType == ElementType::kBf16;
+    values[0] = FirstValue<kIsBf16>(word);
+    values[1] = SecondValue<kIsBf16>(word);
+  }
+}
+
+// K's transform of the 16 channels of one vector.
+struct Transform {
+  Global<const float> mean;
+  Global<const float> inverse_smooth;
+};
+
+template <typename Arch, ElementType kType>
+KVTIER_DEVICE EncodedVector EncodeTransformed(const RawVector<kType>& raw,
+                                              const Transform& transform, float scale, float g,
+                                              bool four_over_six) {
+  uint32_t pairs[8];
+  KVTIER_UNROLL
+  for (uint32_t i = 0; i < 4; ++i) {
+    const auto mean = LoadConstant<Words4>(transform.mean.At<const Words4>(16U * i));
+    const auto factor = LoadConstant<Words4>(transform.inverse_smooth.At<const Words4>(16U * i));
+    KVTIER_UNROLL
+    for (uint32_t j = 0; j < 2; ++j) {
+      float values[2];
+      UnpackPair<Arch, kType>(raw, 2 * i + j, scale, values);
+      KVTIER_UNROLL
+      for (uint32_t e = 0; e < 2; ++e) {
+        values[e] = MulRn(SubRn(values[e], FloatOf(WordOf(mean, 2 * j + e))),
+                          FloatOf(WordOf(factor, 2 * j + e)));
+      }
+      pairs[2 * i + j] = PackBf162(values[0], values[1]);
+    }
+  }
+  return EncodeVector<Arch, true>(pairs, g, four_over_six);
+}
+
+template <typename Arch, ElementType kType>
+KVTIER_DEVICE EncodedVector EncodePlain(const RawVector<kType>& raw, float scale, float g,
+                                        bool four_over_six) {
+  uint32_t pairs[8];
+  KVTIER_UNROLL
+  for (uint32_t i = 0; i < 8; ++i) {
+    if constexpr (kType == ElementType::kBf16 || kType == ElementType::kFp16) {
+      pairs[i] = WordOf(raw.words[i / 4], i % 4);
+    } else {
+      float values[2];
+      UnpackPair<Arch, kType>(raw, i, scale, values);
+      pairs[i] = PackBf162(values[0], values[1]);
+    }
+  }
+  return EncodeVector < Arch, kType != ElementType::kFp16 > (pairs, g, four_over_six);
+}
+
+KVTIER_DEVICE void CountVector(const EncodedVector& vector, Global<uint32_t> counters) {
+  if (vector.is_nonfinite) AddCounter(counters, 1);
+  if (vector.scale == 0x7E) AddCounter(counters + 1, 1);
+}
+
+template <typename Arch, ElementType kType>
+KVTIER_DEVICE void SealBody(const SealParams& params) {
+  const TransferParams& transfer = params.transfer;
+  const TileParams& tile = transfer.tile;
+  const uint32_t entry_idx = BlockX() >> params.chunks_log2;
+  if (!HasEntry(transfer, entry_idx)) return;
+  const TransferTile target = FindTile(transfer, entry_idx);
+  const float g_k = LoadConstant<float>(transfer.g_k + target.scale_idx);
+  const float g_v = LoadConstant<float>(transfer.g_v + target.scale_idx);
+  const Global<uint32_t> counters =
+      params.counters + static_cast<int64_t>(uint64_t{entry_idx} * params.counter_stride);
+  const uint32_t vector = ThreadX();
+  const uint32_t row = ThreadY();
+  const uint32_t first_row = (BlockX() & ((1U << params.chunks_log2) - 1U)) << params.rows_log2;
+  if (!IsGlobalScale(g_k) || !IsGlobalScale(g_v)) {
+    if (vector == 0 && row == 0 && first_row == 0) AddCounter(counters + 2, 1);
+    return;
+  }
+  const uint32_t token = first_row + row;
+  const Slot slot = FindSlot(transfer.pages, target.first_slot + token);
+  const auto k_raw = LoadVector<kType>(RowAt(RowsOf(transfer.k, target), transfer.k, slot), vector);
+  const auto v_raw = LoadVector<kType>(RowAt(RowsOf(transfer.v, target), transfer.v, slot), vector);
+
+  EncodedVector k;
+  const float k_scale = ScaleOf(transfer.k, target.scale_idx);
+  if (params.k_mean.is_null()) {
+    k = EncodePlain<Arch, kType>(k_raw, k_scale, g_k, params.four_over_six);
+  } else {
+    const uint64_t channel = (uint64_t{target.scale_idx} * tile.vector_count + vector) * 16U;
+    const Transform transform{params.k_mean.At<const float>(channel * sizeof(float)),
+                              params.k_inverse_smooth.At<const float>(channel * sizeof(float))};
+    k = EncodeTransformed<Arch, kType>(k_raw, transform, k_scale, g_k, params.four_over_six);
+  }
+  StoreGlobal<Words2>(target.tile.At<Words2>(KCodeOffsetOf(tile, token, vector)), k.codes);
+  CountVector(k, counters);
+  const EncodedVector v = EncodePlain<Arch, kType>(v_raw, ScaleOf(transfer.v, target.scale_idx),
+                                                   g_v, params.four_over_six);
+  StoreGlobal<Words2>(target.tile.At<Words2>(VCodeOffsetOf(tile, token, vector)), v.codes);
+  CountVector(v, counters);
+
+  // [K or V][rows][vectors] scale bytes, in the order of the tile.
+  const SharedAddress scales = SharedBegin();
+  const uint32_t side_bytes = tile.vector_count << params.rows_log2;
+  StoreShared<uint8_t>(scales + KScaleIndex(tile, row, vector), static_cast<uint8_t>(k.scale));
+  StoreShared<uint8_t>(scales + side_bytes + VScaleIndex(tile, row, vector),
+                       static_cast<uint8_t>(v.scale));
+  SyncThreads();
+  const uint32_t thread = row * tile.vector_count + vector;
+  if (thread >= side_bytes / 8) return;
+  const bool is_v = thread >= side_bytes / 16;
+  const uint32_t offset = 16U * (is_v ? thread - side_bytes / 16 : thread);
+  const uint32_t section = is_v ? tile.v_scale_offset : tile.k_scale_offset;
+  StoreGlobal<Words4>(target.tile.At<Words4>(section + first_row * tile.vector_count + offset),
+                      LoadShared<Words4>(scales + (is_v ? side_bytes : 0U) + offset));
+}
+
+}  // namespace kvtier::kernels::cuda::inline KVTIER_CUDA_FLAVOUR
+
+#endif  // KVTIER_KERNELS_CUDA_SEAL_KERNEL_H_

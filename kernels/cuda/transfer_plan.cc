@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <bit>
+
+#include "kernels/cuda/transfer_params.h"
+
+namespace kvtier::kernels::cuda {
+namespace {
+
+constexpr uint32_t kAlignment = 16;
+constexpr uint32_t kGridYzMax = 65535;
+constexpr uint64_t kGridXMax = 0x7FFFFFFF;
+constexpr uint32_t kPageTokensMax = 65536;
+constexpr uint32_t kSealCounterWords = 4;
+constexpr uint32_t kGatherCounterWords = 2;
+static_assert(sizeof(SealCounters) == kSealCounterWords * sizeof(uint32_t));
+static_assert(sizeof(GatherCounters) == kGatherCounterWords * sizeof(uint32_t));
+
+bool IsAligned(const void* pointer) {
+  return reinterpret_cast<uintptr_t>(pointer) % kAlignment == 0;
+}
+
+Status ValidateRows(const DeviceRows& rows, const DevicePages& pages, const BlockShape& shape) {
+  const uint64_t element_bytes = ElementBytes(rows.type);
+  if (element_bytes == 0) return Status::InvalidArgument("unknown element type");
+  if (rows.layer_data == nullptr && rows.data == nullptr) {
+    return Status::InvalidArgument("rows have no data");
+  }
+  if (rows.layer_data == nullptr && !IsAligned(rows.data)) {
+    return Status::InvalidArgument("rows do not begin at a multiple of 16 bytes");
+  }
+  for (const uint64_t stride :
+       {rows.layer_stride, rows.head_stride, rows.token_stride, rows.page_stride}) {
+    if (stride > UINT64_MAX / element_bytes / 2 || stride * element_bytes % kAlignment != 0) {
+      return Status::InvalidArgument("a stride is not a multiple of 16 bytes");
+    }
+  }
+  if (rows.token_stride < shape.head_dim) {
+    return Status::InvalidArgument("a token_stride is less than head_dim");
+  }
+  if (shape.kv_head_count > 1 && rows.head_stride < shape.head_dim) {
+    return Status::InvalidArgument("a head_stride is less than head_dim");
+  }
+  if (pages.page_tokens != 0 && rows.page_stride < shape.head_dim) {
+    return Status::InvalidArgument("a page_stride is less than head_dim");
+  }
+  return Status();
+}
+
+Status Validate(const DeviceBlocks& blocks, const DeviceRows& k, const DeviceRows& v,
+                const DevicePages& pages, const float* g_k, const float* g_v) {
+  if (const Status status = kernels::Validate(blocks.shape); !status.ok()) return status;
+  if (blocks.entries == nullptr || blocks.entry_count_max == 0) {
+    return Status::InvalidArgument("no blocks");
+  }
+  if (!IsAligned(blocks.entries) || blocks.first_layer_offset % kAlignment != 0) {
+    return Status::InvalidArgument("entries or first_layer_offset is not a multiple of 16 bytes");
+  }
+  if (blocks.shape.layer_count > kGridYzMax || blocks.shape.kv_head_count > kGridYzMax) {
+    return Status::InvalidArgument("more layers or kv heads than a grid has");
+  }
+  if (pages.page_tokens != 0 && pages.page_table == nullptr) {
+    return Status::InvalidArgument("no page table");
+  }
+  if (pages.page_tokens > kPageTokensMax) {
+    return Status::InvalidArgument("page_tokens must be at most 65536");
+  }
+  for (const DeviceRows* rows : {&k, &v}) {
+    if (const Status status = ValidateRows(*rows, pages, blocks.shape); !status.ok()) {
+      return status;
+    }
+  }
+  if (k.type != v.type) return Status::InvalidArgument("K and V differ in type");
+  if (g_k == nullptr || g_v == nullptr) return Status::InvalidArgument("no global scales");
+  return Status();
+}
+
+RowsParams ParamsOf(const DeviceRows& rows) {
+  const uint64_t element_bytes = ElementBytes(rows.type);
+  return {.data = {static_cast<std::byte*>(rows.data)},
+          .layer_data = {rows.layer_data},
+          .layer_stride = rows.layer_stride * element_bytes,
+          .head_stride = rows.head_stride * element_bytes,
+          .token_stride = rows.token_stride * element_bytes,
+          .page_stride = rows.page_stride * element_bytes,
+          .scales = {rows.type == ElementType::kFp8E4m3 ? rows.scales : nullptr}};
+}
+
+PagesParams ParamsOf(const DevicePages& pages) {
+  PagesParams params{.page_table = {pages.page_table}, .page_tokens = pages.page_tokens};
+  if (pages.page_tokens == 0) return params;
+  // Division by invariant multiplication: with l = ceil(log2(d)) and m = ceil(2^(31 + l) / d), m
+  // fits 32 bits and floor(n * m / 2^(31 + l)) = floor(n / d) for all n < 2^31.
+  const auto log2 = static_cast<uint32_t>(std::bit_width(pages.page_tokens - 1));
+  params.shift = 31 + log2;
+  params.multiplier = static_cast<uint32_t>(
+      ((uint64_t{1} << params.shift) + pages.page_tokens - 1) / pages.page_tokens);
+  return params;
+}
+
+TransferParams ParamsOf(const DeviceBlocks& blocks, const DeviceRows& k, const DeviceRows& v,
+                        const DevicePages& pages, const float* g_k, const float* g_v) {
+  const TileShape tile = TileOf(blocks.shape);
+  return {.entries = {blocks.entries},
+          .entry_count = {blocks.entry_count},
+          .first_layer_offset = blocks.first_layer_offset,
+          .tile = {.block_tokens = tile.block_tokens,
+                   .vector_count = VectorsPerToken(tile),
+                   .k_scale_offset = static_cast<uint32_t>(KScaleOffset(tile)),
+                   .v_data_offset = static_cast<uint32_t>(VDataOffset(tile)),
+                   .v_scale_offset = static_cast<uint32_t>(VScaleOffset(tile)),
+                   .tile_bytes = static_cast<uint32_t>(TileBytes(tile))},
+          .k = ParamsOf(k),
+          .v = ParamsOf(v),
+          .pages = ParamsOf(pages),
+          .g_k = {g_k},
+          .g_v = {g_v},
+          .kv_head_count = blocks.shape.kv_head_count};
+}
+
+}  // namespace
+
+Status PlanSeal(const SealBlocksArgs& args, SealPlan* plan) {
+  const Status status = Validate(args.blocks, args.k, args.v, args.pages, args.g_k, args.g_v);
+  if (!status.ok()) return status;
+  if ((args.k_mean == nullptr) != (args.k_inverse_smooth == nullptr)) {
+    return Status::InvalidArgument("k_mean and k_inverse_smooth: both or none");
+  }
+  if (!IsAligned(args.k_mean) || !IsAligned(args.k_inverse_smooth)) {
+    return Status::InvalidArgument("a transform does not begin at a multiple of 16 bytes");
+  }
+  if (args.search != ScaleSearch::kAmax6 && args.search != ScaleSearch::kFourOverSix) {
+    return Status::InvalidArgument("unknown scale search");
+  }
+  if (args.counters == nullptr) return Status::InvalidArgument("counters are required");
+
+  const BlockShape& shape = args.blocks.shape;
+  const uint32_t vectors = VectorsPerToken(TileOf(shape));
+  // A thread a vector of a row; rows by powers of two, at least the 16 that make whole scale
+  // stores.
+  uint32_t rows_log2 = 4;
+  while ((2U << rows_log2) <= shape.block_tokens &&
+         (vectors * 2U << rows_log2) <= kTransferThreadsMax) {
+    ++rows_log2;
+  }
+  const auto chunks_log2 = static_cast<uint32_t>(std::countr_zero(shape.block_tokens >> rows_log2));
+  const uint64_t grid_x = uint64_t{args.blocks.entry_count_max} << chunks_log2;
+  if (grid_x > kGridXMax) return Status::InvalidArgument("more blocks than a grid has");
+  plan->params = {.transfer = ParamsOf(args.blocks, args.k, args.v, args.pages, args.g_k, args.g_v),
+                  .k_mean = {args.k_mean},
+                  .k_inverse_smooth = {args.k_inverse_smooth},
+                  .counters = {reinterpret_cast<uint32_t*>(args.counters)},
+                  .counter_stride = args.counters_per_block ? kSealCounterWords : 0,
+                  .rows_log2 = rows_log2,
+                  .chunks_log2 = chunks_log2,
+                  .four_over_six = args.search == ScaleSearch::kFourOverSix};
+  plan->shape = {.grid_x = static_cast<uint32_t>(grid_x),
+                 .grid_y = shape.kv_head_count,
+                 .grid_z = shape.layer_count,
+                 .block_x = vectors,
+                 .block_y = 1U << rows_log2,
+                 .shared_bytes = vectors * (2U << rows_log2)};
+  return Status();
+}
+
+Status PlanGather(const GatherBlocksArgs& args, GatherPlan* plan) {
+  const Status status = Validate(args.blocks, args.k, args.v, args.pages, args.g_k, args.g_v);
+  if (!status.ok()) return status;
+  if (args.counters == nullptr) return Status::InvalidArgument("counters are required");
+  const BlockShape& shape = args.blocks.shape;
+  if (args.blocks.entry_count_max > kGridXMax) {
+    return Status::InvalidArgument("more blocks than a grid has");
+  }
+  plan->params = {.transfer = ParamsOf(args.blocks, args.k, args.v, args.pages, args.g_k, args.g_v),
+                  .counters = {reinterpret_cast<uint32_t*>(args.counters)},
+                  .counter_stride = args.counters_per_block ? kGatherCounterWords : 0};
+  // A thread a 16-byte store of a row.
+  const uint32_t stores = shape.head_dim * ElementBytes(args.k.type) / 16;
+  uint32_t rows = 1;
+  while (2 * rows <= shape.block_tokens && 2 * rows * stores <= kTransferThreadsMax) rows *= 2;
+  plan->shape = {.grid_x = args.blocks.entry_count_max,
+                 .grid_y = shape.kv_head_count,
+                 .grid_z = shape.layer_count,
+                 .block_x = stores,
+                 .block_y = rows};
+  return Status();
+}
+
+}  // namespace kvtier::kernels::cuda
