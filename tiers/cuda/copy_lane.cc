@@ -19,12 +19,6 @@ namespace {
 // Between two looks at the events in flight: a piece of 1 MiB takes 20 us on a fast link.
 constexpr absl::Duration kPollInterval = absl::Microseconds(50);
 
-uint64_t NowMs() {
-  return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(
-                                   std::chrono::steady_clock::now().time_since_epoch())
-                                   .count());
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<CopyLane>> CopyLane::Start(CudaDevice* device,
@@ -82,6 +76,7 @@ CopyLane::~CopyLane() {
 }
 
 void CopyLane::Submit(CopyJob job) {
+  const uint64_t late_at_ms = NowMs() + options_.late_ms;
   absl::Status refusal;
   {
     absl::MutexLock lock(&mutex_);
@@ -94,7 +89,9 @@ void CopyLane::Submit(CopyJob job) {
                           options_.jobs_max);
     } else {
       ++job_count_;
-      incoming_.push_back(std::move(job));
+      Active& active = incoming_.emplace_back();
+      active.job = std::move(job);
+      active.late_at_ms = late_at_ms;
       woken_ = true;
     }
   }
@@ -107,6 +104,13 @@ void CopyLane::Fail(const absl::Status& reason) {
   absl::MutexLock lock(&mutex_);
   if (failure_.ok()) failure_ = Unavailable("the device is lost: %s", reason.ToString());
   woken_ = true;
+}
+
+uint64_t CopyLane::NowMs() const {
+  if (options_.now_ms) return options_.now_ms();
+  return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(
+                                   std::chrono::steady_clock::now().time_since_epoch())
+                                   .count());
 }
 
 void CopyLane::Run() {
@@ -130,11 +134,7 @@ bool CopyLane::TakeIncoming() {
                               waits_for_device ? kPollInterval : absl::InfiniteDuration());
     }
     woken_ = false;
-    for (CopyJob& job : incoming_) {
-      actives_.emplace_back().job = std::move(job);
-      actives_.back().late_at_ms = NowMs() + options_.late_ms;
-    }
-    incoming_.clear();
+    actives_.splice(actives_.end(), incoming_);
     failure = failure_;
     stopping = stopping_;
   }

@@ -59,6 +59,8 @@ class CopyLane {
     uint64_t hung_ms = 30'000;
     // Jobs waiting and in flight; more are answered RESOURCE_EXHAUSTED.
     uint32_t jobs_max = 1024;
+    // Milliseconds of a clock that does not go back; the monotonic one when not set.
+    std::function<uint64_t()> now_ms = {};
   };
   // Called from the lane's thread or from within Submit; must not block or destroy the lane.
   struct Callbacks {
@@ -112,6 +114,7 @@ class CopyLane {
   CopyLane(CudaDevice* device, const Options& options, Callbacks callbacks, PinnedPages pages);
 
   void Run();
+  uint64_t NowMs() const;
   // Takes new jobs over; false when the lane is to end.
   bool TakeIncoming() ABSL_LOCKS_EXCLUDED(mutex_);
   void StartPieces(uint64_t now_ms);
@@ -141,7 +144,7 @@ class CopyLane {
   bool lost_ = false;
 
   absl::Mutex mutex_;
-  std::deque<CopyJob> incoming_ ABSL_GUARDED_BY(mutex_);
+  std::list<Active> incoming_ ABSL_GUARDED_BY(mutex_);
   // Accepted and not yet answered or still in flight.
   uint32_t job_count_ ABSL_GUARDED_BY(mutex_) = 0;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;

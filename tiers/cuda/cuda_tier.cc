@@ -111,7 +111,8 @@ absl::Status CudaTier::AllocateAll() {
 absl::Status CudaTier::StartLanes() {
   CopyLane::Options lane{.piece_bytes = options_.piece_bytes,
                          .late_ms = options_.late_ms,
-                         .hung_ms = options_.hung_ms};
+                         .hung_ms = options_.hung_ms,
+                         .now_ms = options_.now_ms};
   const auto callbacks = [this] {
     return CopyLane::Callbacks{.released = [this](ReplicaId replica) { Released(replica); },
                                .lost = [this](const absl::Status& reason) { MarkLost(reason); }};

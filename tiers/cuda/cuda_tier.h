@@ -48,6 +48,7 @@ class CudaTier final : public MappedTier {
     uint64_t piece_bytes = 1ULL << 20;
     uint64_t late_ms = 10'000;
     uint64_t hung_ms = 30'000;
+    std::function<uint64_t()> now_ms = {};
     // Called once, from a thread of the tier, if the device is lost; may call the tier, must not
     // destroy it.
     std::function<void(const absl::Status&)> on_lost = {};

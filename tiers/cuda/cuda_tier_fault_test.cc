@@ -189,15 +189,16 @@ TEST_F(CudaTierFaultTest, PiecesOfOneBlockMayEndInAnyOrder) {
 TEST_F(CudaTierFaultTest, ALateCopyIsAnsweredAndItsSlotIsKeptUntilItEnds) {
   CudaTier::Options options = Options();
   options.capacity_bytes = kTestSegmentBytes;
-  options.late_ms = 20;
-  options.hung_ms = 600'000;
   ASSERT_EQ(Start(options), absl::OkStatus());
   const TestBlock block = MakeBlock(1, kTestSegmentBytes);
   const auto replica = tier_->Reserve(kTestSegmentBytes, 1);
   ASSERT_TRUE(replica.ok());
   driver_->HoldWork();
-  EXPECT_EQ(WriteAndWait(*tier_, *replica, block.meta, block.payload.bytes()).code(),
-            absl::StatusCode::kUnavailable);
+  Outcome write;
+  tier_->Write(*replica, block.meta, block.payload.bytes(), write.Done());
+  driver_->AwaitBusyStreams(2);
+  now_ms_ += kLateMs;
+  EXPECT_EQ(write.Await().code(), absl::StatusCode::kUnavailable);
   // The core gives the room back; the card still writes there.
   tier_->Free(*replica);
   EXPECT_EQ(tier_->Reserve(kTestSegmentBytes, 1).status().code(),
@@ -213,10 +214,7 @@ TEST_F(CudaTierFaultTest, ALateCopyIsAnsweredAndItsSlotIsKeptUntilItEnds) {
 }
 
 TEST_F(CudaTierFaultTest, CopiesBehindALateOneAreAnsweredInTimeToo) {
-  CudaTier::Options options = Options();
-  options.late_ms = 20;
-  options.hung_ms = 600'000;
-  ASSERT_EQ(Start(options), absl::OkStatus());
+  Start();
   const TestBlock block = MakeBlock(1, kTestSegmentBytes);
   const ReplicaId replica = Put(block);
   driver_->HoldWork();
@@ -226,6 +224,8 @@ TEST_F(CudaTierFaultTest, CopiesBehindALateOneAreAnsweredInTimeToo) {
   for (size_t i = 0; i < reads.size(); ++i) {
     tier_->Read(replica, block.meta, targets[i].bytes(), reads[i].Done());
   }
+  driver_->AwaitBusyStreams(2);
+  now_ms_ += kLateMs;
   for (Outcome& read : reads) EXPECT_TRUE(absl::IsUnavailable(read.Await()));
   // What ends after its answer writes nowhere.
   for (PageBuffer& target : targets) std::ranges::fill(target.bytes(), std::byte{0x77});
@@ -238,16 +238,18 @@ TEST_F(CudaTierFaultTest, CopiesBehindALateOneAreAnsweredInTimeToo) {
 }
 
 TEST_F(CudaTierFaultTest, ADeviceThatHangsIsLost) {
-  CudaTier::Options options = Options();
-  options.late_ms = 10;
-  options.hung_ms = 30;
-  ASSERT_EQ(Start(options), absl::OkStatus());
+  Start();
   const TestBlock block = MakeBlock(1, kBytes);
   const auto replica = tier_->Reserve(kBytes, 1);
   ASSERT_TRUE(replica.ok());
   driver_->HoldWork();
-  EXPECT_EQ(WriteAndWait(*tier_, *replica, block.meta, block.payload.bytes()).code(),
-            absl::StatusCode::kUnavailable);
+  Outcome write;
+  tier_->Write(*replica, block.meta, block.payload.bytes(), write.Done());
+  driver_->AwaitBusyStreams(2);
+  now_ms_ += kLateMs;
+  EXPECT_EQ(write.Await().code(), absl::StatusCode::kUnavailable);
+  EXPECT_FALSE(tier_->Health().degraded);
+  now_ms_ += kHungMs - kLateMs;
   const absl::Status reason = loss_.Await();
   EXPECT_NE(reason.ToString().find("hangs"), std::string::npos) << reason;
   EXPECT_TRUE(tier_->Health().degraded);

@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <memory>
 #include <span>
 #include <string>
@@ -62,10 +63,16 @@ class CudaTierFixture : public testing::Test {
     }
   }
 
+  static constexpr uint64_t kLateMs = 10'000;
+  static constexpr uint64_t kHungMs = 30'000;
+
   CudaTier::Options Options() {
     return {.capacity_bytes = 4 * kTestSegmentBytes,
             .segment_bytes = kTestSegmentBytes,
             .piece_bytes = 64 << 10,
+            .late_ms = kLateMs,
+            .hung_ms = kHungMs,
+            .now_ms = [this] { return now_ms_.load(std::memory_order_relaxed); },
             .on_lost = [this](const absl::Status& reason) { loss_.Set(reason); }};
   }
 
@@ -107,9 +114,11 @@ class CudaTierFixture : public testing::Test {
     return driver_->DeviceBytes(tier_->AddressOf(replica), bytes);
   }
 
+  // The tier's clock: it stands still unless a test moves it.
+  std::atomic<uint64_t> now_ms_ = 1;
+  Outcome loss_;
   std::unique_ptr<FakeCudaDriver> driver_;
   std::unique_ptr<CudaTier> tier_;
-  Outcome loss_;
 };
 
 }  // namespace kvtier

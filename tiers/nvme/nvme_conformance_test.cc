@@ -19,7 +19,8 @@ TierCase NvmeCase(const std::string& name, NvmeIoEngine io_engine, uint64_t atte
             }
             return std::move(tier).value();
           },
-          .checks_identity = true};
+          .checks_identity = true,
+          .is_mapped = false};
 }
 
 // Pages at a time: every transfer of more than a header is short and has to be continued.
