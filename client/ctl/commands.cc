@@ -9,8 +9,6 @@
 #include "proto/base/version.h"
 
 namespace kvtier::ctl {
-namespace {
-
 // One line of JSON would be hard on people, and programs do not mind.
 absl::Status Print(bool json, const Json& data, const std::string& text) {
   const std::string out = json ? data.dump(2) + "\n" : text;
@@ -19,8 +17,6 @@ absl::Status Print(bool json, const Json& data, const std::string& text) {
   }
   return absl::OkStatus();
 }
-
-}  // namespace
 
 absl::Status ShowStatus(const GlobalOptions& global) {
   client::AdminClient admin(global.admin());

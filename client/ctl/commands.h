@@ -8,6 +8,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "client/ctl/format.h"
 #include "client/ctl/replay.h"
 #include "client/src/admin_client.h"
 
@@ -23,6 +24,9 @@ struct GlobalOptions {
     return {.run_dir = run_dir, .timeout_ms = timeout_ms()};
   }
 };
+
+// Writes `data` or `text` to standard output. Errors: those of the write.
+absl::Status Print(bool json, const Json& data, const std::string& text);
 
 absl::Status ShowStatus(const GlobalOptions& global);
 absl::Status ShowTiers(const GlobalOptions& global);

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "client/ctl/commands.h"
+#include "client/ctl/eval_command.h"
 #include "client/ctl/exit_code.h"
 #include "proto/base/reasons.h"
 #include "proto/base/status_util.h"
@@ -18,6 +19,7 @@ Examples:
   kvtierctl tiers --json --run-dir /tmp/kvtier/run
   kvtierctl where --context agent-00017
   kvtierctl replay agents.jsonl.xz --progress --simulate
+  kvtierctl eval-kv --quick
   kvtierctl demo --daemon build/release/daemon/kvtierd --dir /tmp/kvtier-demo
 
 Exit status: 0 ok, 1 failed (wrong bytes too), 2 usage, 3 daemon unreachable, 4 not found,
@@ -31,6 +33,20 @@ Examples:
 
 The daemon's tiers should be smaller than what the trace holds, or nothing moves.)";
 
+constexpr const char* kEvalFooter = R"(
+Examples:
+  kvtierctl eval-kv                                      all families, all methods
+  kvtierctl eval-kv --synthetic out_bias --methods nvfp4,nvfp4_mean_smooth_4over6
+  kvtierctl eval-kv --k k.npy --v v.npy --q q.npy --plot errors.svg
+  kvtierctl eval-kv --safetensors layer3.safetensors --names layer3.k,layer3.v
+
+Needs no daemon. K and V are [tokens, kv heads, head_dim], Q is [queries, query heads, head_dim].)";
+
+// CLI::Range lets NaN pass.
+std::string CheckIsNumber(const std::string& text) {
+  return text.find_first_of("nN") == std::string::npos ? "" : "not a number";
+}
+
 // What the command line says.
 struct CommandLine {
   GlobalOptions global;
@@ -41,6 +57,7 @@ struct CommandLine {
   bool replay_generate = false;
   bool replay_no_pauses = false;
   DemoCommand demo;
+  EvalCommand eval;
 };
 
 void AddGlobalOptions(CLI::App* app, GlobalOptions* global) {
@@ -50,9 +67,7 @@ void AddGlobalOptions(CLI::App* app, GlobalOptions* global) {
   app->add_flag("--json", global->json, "Print JSON, with a stable schema");
   app->add_option("--timeout", global->timeout_seconds, "Seconds that one call may take")
       ->check(CLI::Range(0.01, 86'400.0))
-      ->check([](const std::string& text) {  // Range lets NaN pass
-        return text.find_first_of("nN") == std::string::npos ? "" : "not a number of seconds";
-      })
+      ->check(CheckIsNumber)
       ->capture_default_str();
 }
 
@@ -144,6 +159,56 @@ void AddDemo(CLI::App* app, DemoCommand* demo) {
   command->add_flag("!--no-hints", demo->hints, "Do not end with what to try next");
 }
 
+void AddEval(CLI::App* app, EvalCommand* eval) {
+  CLI::App* command = app->add_subcommand(
+      "eval-kv", "What storing K and V in fewer bits does to attention, method by method");
+  command->footer(kEvalFooter);
+  CLI::Option* k = command->add_option("--k", eval->k_path, "Keys, .npy");
+  CLI::Option* v = command->add_option("--v", eval->v_path, "Values, .npy");
+  CLI::Option* q = command->add_option("--q", eval->q_path, "Queries, .npy; else synthetic ones");
+  k->needs(v);
+  v->needs(k);
+  q->needs(k);
+  CLI::Option* safetensors =
+      command->add_option("--safetensors", eval->safetensors_path, "Keys, values (and queries)");
+  command->add_option("--names", eval->tensor_names, "Tensors K,V or K,V,Q; default k,v and q")
+      ->needs(safetensors);
+  CLI::Option* synthetic = command->add_option(
+      "--synthetic", eval->families, "gauss, out_zm, out_bias, t4, t3_out, with commas, or all");
+  CLI::Option* example =
+      command->add_flag("--example", eval->example, "A worked example: keys per channel or token");
+  safetensors->excludes(k, synthetic, example);
+  k->excludes(synthetic, example);
+  synthetic->capture_default_str()->excludes(example);
+  command->add_option("--methods", eval->methods, "Only these, with commas between")
+      ->excludes(example);
+  command
+      ->add_option("--queries", eval->query_count,
+                   "Synthetic queries of a kv head, or last ones of each query head of a dump")
+      ->check(CLI::Range(1U, 1024U))
+      ->capture_default_str();
+  CLI::Option* tokens =
+      command->add_option("--tokens", eval->token_count, "Of synthetic data (default 4096)")
+          ->check(CLI::Range(2U, 1U << 17));
+  CLI::Option* head_dim = command->add_option("--head-dim", eval->head_dim, "Of synthetic data")
+                              ->check(CLI::Range(4U, 1024U))
+                              ->capture_default_str();
+  CLI::Option* seeds =
+      command->add_option("--seeds", eval->seed_count, "Draws of synthetic data (default 6)")
+          ->check(CLI::Range(1U, 10'000U));
+  CLI::Option* sigma =
+      command->add_option("--sigma", eval->sigma, "Multiplies synthetic K and V; scores stay")
+          ->check(CLI::Range(1e-9, 1e9))
+          ->check(CheckIsNumber)
+          ->capture_default_str();
+  CLI::Option* quick = command->add_flag("--quick", eval->quick, "1024 tokens and 2 seeds");
+  for (CLI::Option* option : {tokens, head_dim, seeds, sigma, quick}) {
+    option->excludes(k, safetensors, example);
+  }
+  command->add_option("--plot", eval->plot_path, "Also draw the errors into this .svg")
+      ->excludes(example);
+}
+
 absl::Status RunCommand(const CLI::App& app, const CommandLine& line) {
   const GlobalOptions& global = line.global;
   if (app.got_subcommand("status")) return ShowStatus(global);
@@ -155,6 +220,7 @@ absl::Status RunCommand(const CLI::App& app, const CommandLine& line) {
     replay.pauses = !line.replay_no_pauses;
     return RunReplay(global, replay);
   }
+  if (app.got_subcommand("eval-kv")) return RunEval(global, line.eval);
   if (app.got_subcommand("demo")) return RunDemo(global, line.demo);
   return ShowVersion(global);
 }
@@ -171,6 +237,7 @@ int Main(int argc, char** argv) {
   AddLooking(&app, &line);
   AddReplay(&app, &line);
   AddDemo(&app, &line.demo);
+  AddEval(&app, &line.eval);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
