@@ -6,6 +6,7 @@
 //   movement.cc  room, demotion, starting transfers           pump.cc      what can start now
 //   settle.cc    completions                                  contexts.cc  contexts, pause
 //   tickets.cc   prefetch and resume                          looking.cc   counters, invariants
+//   loss.cc      a memory tier that is gone
 #pragma once
 
 #include <array>
@@ -45,6 +46,8 @@ struct Entry {
   EntryState state = EntryState::kUnused;
   // To be dropped as soon as no lease and no transfer touches it; invisible until then.
   bool doomed = false;
+  // Only its memory replica is bad: dropping it leaves the one on nvme.
+  bool keeps_nvme = false;
   // Bits: is a candidate / is pinned on tier t, as last told to policy and counters.
   uint8_t candidate_mask = 0;
   uint8_t pinned_mask = 0;
@@ -305,9 +308,10 @@ class StoreCore::Impl {
   void Drain(Effects* effects);
 
   // --- movement.cc ---
-  // A slot on a memory tier for a block of `ns`, dropping at once what can go at once; kNoReplica
-  // when something must move first. `idle_only`: displaces no block of an active context.
-  ReplicaId TakeSlot(size_t tier, NamespaceIdx ns, bool idle_only);
+  // A slot on a memory tier for a block of `ns`, dropping at once what can go at once.
+  // RESOURCE_EXHAUSTED: something must move first. UNAVAILABLE: the tier takes nothing now, however
+  // much moves. `idle_only`: displaces no block of an active context.
+  absl::StatusOr<ReplicaId> TakeSlot(size_t tier, NamespaceIdx ns, bool idle_only);
   // Puts so many blocks of a memory tier on their way out.
   enum class Room {
     kFreed,    // something went at once: try again
@@ -357,6 +361,9 @@ class StoreCore::Impl {
   void CountTransfer(const Job& job, const absl::Status& status, TimeMs now_ms);
   // Tells the pause, ticket or flush that asked for it.
   void SettleJob(const Job& job, bool left_hbm);
+
+  // --- loss.cc ---
+  void LoseTier(size_t tier, TimeMs now_ms, Effects* effects);
 
   // --- contexts.cc ---
   absl::StatusOr<Context*> FindContext(SessionId session, NamespaceIdx ns, std::string_view name);
@@ -436,6 +443,7 @@ class StoreCore::Impl {
   // Source bytes of demotions in flight.
   std::array<uint64_t, kTierCount> leaving_bytes_{};
   std::array<bool, kTierCount> draining_tier_{};
+  std::array<bool, kTierCount> lost_tier_{};
 
   CoreCounters counters_;
   uint64_t next_id_;

@@ -208,6 +208,7 @@ void StoreCore::Impl::Drop(EntryIdx idx) {
   Entry& entry = At(idx);
   if (entry.state != EntryState::kCommitted) return;
   entry.doomed = true;
+  entry.keeps_nvme = false;
   Refresh(idx);
   DropIfDoomed(idx);
 }
@@ -216,11 +217,15 @@ void StoreCore::Impl::DropIfDoomed(EntryIdx idx) {
   Entry& entry = At(idx);
   if (!entry.doomed || entry.job != 0 || entry.lease_count > 0 || entry.reader_count > 0) return;
   for (size_t tier = 0; tier < kTierCount; ++tier) {
-    if (entry.replica[tier] != kNoReplica) FreeReplica(idx, tier);
+    const bool stays = tier == kNvme && entry.keeps_nvme;
+    if (entry.replica[tier] != kNoReplica && !stays) FreeReplica(idx, tier);
   }
   entry.doomed = false;
-  entry.state = EntryState::kGhost;
-  entry.use_count = 0;
+  entry.keeps_nvme = false;
+  if (FastestTier(entry) == kNowhere) {
+    entry.state = EntryState::kGhost;
+    entry.use_count = 0;
+  }
   Refresh(idx);
 }
 
@@ -230,6 +235,7 @@ void StoreCore::Impl::EraseIfUnused(EntryIdx idx) {
     if (entry.state == EntryState::kCommitted && FastestTier(entry) == kNowhere && entry.job == 0) {
       entry.state = EntryState::kGhost;
       entry.doomed = false;
+      entry.keeps_nvme = false;
       entry.use_count = 0;
     }
     if (entry.state != EntryState::kGhost || entry.child_links > 0 || entry.context_refs > 0 ||

@@ -169,12 +169,15 @@ void StoreCore::Impl::CheckEntry(EntryIdx idx,
       break;
     case EntryState::kCommitted:
       KVT_CHECK(FastestTier(entry) != kNowhere);
+      KVT_CHECK(entry.doomed || !entry.keeps_nvme);
       KVT_CHECK(!entry.doomed || entry.job != 0 || entry.lease_count > 0 || entry.reader_count > 0);
       break;
   }
   for (size_t tier = 0; tier < kTierCount; ++tier) {
     const bool listed = ((entry.candidate_mask >> tier) & 1) != 0;
     KVT_CHECK(listed == IsCandidate(entry, tier));
+    // Readable by nobody new; its holders and copies are yet to end.
+    KVT_CHECK(!lost_tier_[tier] || entry.replica[tier] == kNoReplica || entry.doomed);
   }
 }
 

@@ -32,17 +32,15 @@ bool StoreCore::Impl::LinkFull(size_t source, size_t target, bool background) co
          (background ? std::max(limit / 2, 1U) : limit);
 }
 
-ReplicaId StoreCore::Impl::TakeSlot(size_t tier, NamespaceIdx ns, bool idle_only) {
+absl::StatusOr<ReplicaId> StoreCore::Impl::TakeSlot(size_t tier, NamespaceIdx ns, bool idle_only) {
   const NamespaceInfo& info = namespaces_[ns];
   KVT_CHECK(info.owner.has_value());
+  if (lost_tier_[tier]) return Unavailable("the tier is lost");
   while (true) {
-    const auto slot = tiers_[tier]->Reserve(info.spec.block_bytes, *info.owner);
-    if (slot.ok()) return *slot;
-    if (tier != kHost || slot.status().code() != absl::StatusCode::kResourceExhausted) {
-      return kNoReplica;
-    }
+    auto slot = tiers_[tier]->Reserve(info.spec.block_bytes, *info.owner);
+    if (slot.ok() || tier != kHost || !absl::IsResourceExhausted(slot.status())) return slot;
     const auto victim = idle_only ? eviction_->IdleVictim(kHost) : eviction_->Victim(kHost);
-    if (!victim.has_value() || At(*victim).replica[kNvme] == kNoReplica) return kNoReplica;
+    if (!victim.has_value() || At(*victim).replica[kNvme] == kNoReplica) return slot;
     EvictReplica(*victim, kHost);
   }
 }
@@ -76,8 +74,9 @@ StoreCore::Impl::SlotOrRoom StoreCore::Impl::TakeSlotOrMakeRoom(size_t tier, Nam
                                                                 Effects* effects) {
   const size_t block_count = std::clamp(blocks_wanted, size_t{1}, kRoomAheadBlocks);
   while (true) {
-    const ReplicaId replica = TakeSlot(tier, ns, idle_only);
-    if (replica != kNoReplica) return {.replica = replica};
+    const absl::StatusOr<ReplicaId> replica = TakeSlot(tier, ns, idle_only);
+    if (replica.ok()) return {.replica = *replica};
+    if (!absl::IsResourceExhausted(replica.status())) return {.room = Room::kNone};
     const Room room = MakeRoom(tier, Footprint(tier, ns), block_count, idle_only, effects);
     if (room != Room::kFreed) return {.room = room};
   }

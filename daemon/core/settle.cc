@@ -3,14 +3,17 @@
 // Completions: what a finished or failed transfer changes.
 #include "daemon/core/core_impl.h"
 #include "proto/base/check.h"
+#include "proto/base/status_util.h"
 
 namespace kvtier::core {
 
-void StoreCore::Impl::OnTransferDone(JobId id, const absl::Status& status, TimeMs now_ms,
+void StoreCore::Impl::OnTransferDone(JobId id, const absl::Status& reported, TimeMs now_ms,
                                      Effects* effects) {
   const auto node = jobs_.extract(id);
   KVT_CHECK(!node.empty());
   const Job& job = node.mapped();
+  // It may have arrived before its tier was lost.
+  const absl::Status status = lost_tier_[job.target] ? Unavailable("the tier is lost") : reported;
   Entry& entry = At(job.entry);
   KVT_CHECK(entry.job == id);
   entry.job = 0;

@@ -146,6 +146,11 @@ void StoreCore::OnTransferDone(JobId job, const absl::Status& status, TimeMs now
   impl_->OnTransferDone(job, status, now_ms, effects);
 }
 
+void StoreCore::LoseTier(TierId tier, TimeMs now_ms, Effects* effects) {
+  KVT_CHECK(tier != TierId::kNvme);
+  impl_->LoseTier(static_cast<size_t>(tier), now_ms, effects);
+}
+
 void StoreCore::Tick(TimeMs now_ms, Effects* effects) { impl_->Tick(now_ms, effects); }
 
 void StoreCore::Flush(TimeMs deadline_ms, TimeMs now_ms,

@@ -257,6 +257,10 @@ class StoreCore {
 
   // --- events ---
   void OnTransferDone(JobId job, const absl::Status& status, TimeMs now_ms, Effects* effects);
+  // The contents of a memory tier are gone and it takes nothing any more: every block is a miss
+  // there, its fills are void, leases on it last until they are released. What other tiers have
+  // stays. For good.
+  void LoseTier(TierId tier, TimeMs now_ms, Effects* effects);
   // Deadlines, watermarks, retries. At least every 10 ms.
   void Tick(TimeMs now_ms, Effects* effects);
   // Writes every admitted memory block without an nvme replica to nvme; `done` gets the number of

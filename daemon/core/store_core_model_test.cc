@@ -177,7 +177,7 @@ class Model {
           if (!blocks.ok() || client->session != session) return;
           for (size_t i = 0; i < keys.size(); ++i) {
             const PlacedBlock& block = (*blocks)[i];
-            if (block.status != BlockStatus::kOk) continue;
+            if (block.status != BlockStatus::kOk || LostTo(block)) continue;
             Slots(block.tier).contents.at(block.replica) = keys[i];  // the client fills it
             client->fills[keys[i]] = {block.tier, block.replica, keys[i]};
           }
@@ -223,6 +223,9 @@ class Model {
         &effects_);
   }
 
+  // A slot that was given out just before its tier was lost: its fill is void.
+  bool LostTo(const PlacedBlock& block) { return block.tier == TierId::kHbm && slots_[0].degraded; }
+
   void Release(Client* client) {
     if (client->leases.empty()) return;
     const LeaseId lease = client->leases.begin()->first;
@@ -243,8 +246,20 @@ class Model {
         ++pending_replies_;
         core_->Flush(now_ + Pick(30), now_, [this](const auto&) { --pending_replies_; }, &effects_);
         break;
+      case 3:
+        if (Pick(30) == 0) LoseHbm();
+        break;
       default:
         break;
+    }
+  }
+
+  void LoseHbm() {
+    slots_[0].degraded = true;
+    core_->LoseTier(TierId::kHbm, now_, &effects_);
+    for (auto& client : clients_) {
+      std::erase_if(client.fills,
+                    [](const auto& fill) { return fill.second.tier == TierId::kHbm; });
     }
   }
 

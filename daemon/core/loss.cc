@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A memory tier whose contents are gone while the process goes on.
+#include "daemon/core/core_impl.h"
+
+namespace kvtier::core {
+
+void StoreCore::Impl::LoseTier(size_t tier, TimeMs now_ms, Effects* effects) {
+  lost_tier_[tier] = true;
+  for (EntryIdx idx = 0; idx < entries_.size(); ++idx) {
+    Entry& entry = At(idx);
+    if (entry.replica[tier] == kNoReplica || entry.doomed) continue;
+    if (entry.state == EntryState::kPending) {
+      Session* const filler = sessions_.at(entry.filler).get();
+      AbandonFill(filler, idx, filler->mapped);
+    } else if (entry.job == 0 && entry.lease_count == 0) {
+      EvictReplica(idx, tier);
+    } else {
+      // A miss for everybody else, until the last of its readers and its transfer have ended.
+      entry.doomed = true;
+      entry.keeps_nvme = true;
+      Refresh(idx);
+    }
+  }
+  Pump(now_ms, effects);
+}
+
+}  // namespace kvtier::core
