@@ -32,24 +32,28 @@ float FloatOf(uint32_t bits) {
   return x;
 }
 
-// An integer below 2^31; converting from a signed one is a single instruction.
-float FloatFromInt(uint32_t x) { return static_cast<float>(static_cast<int32_t>(x)); }
+// GCC 12 turns neither a floating-point step under a condition nor every ?: into vector code, so
+// conditions are masks. All ones if a < b; both are below 2^31.
+uint32_t Below(uint32_t a, uint32_t b) { return 0U - ((a - b) >> 31); }
+uint32_t Select(uint32_t mask, uint32_t a, uint32_t b) { return (a & mask) | (b & ~mask); }
 
+// A number without implicit one (exponent 0) is read as one with it, of the least exponent, which
+// is then subtracted; exact.
 float Fp16ToFp32(uint32_t half) {
   const uint32_t magnitude = half & 0x7FFF;
-  const uint32_t normal = (magnitude << 13) + (112U << 23);
+  const uint32_t subnormal = Below(magnitude, 0x400);
+  const uint32_t bits = (magnitude << 13) + Select(subnormal, 113U << 23, 112U << 23);
+  const float finite = FloatOf(bits) - FloatOf(subnormal & 113U << 23);
   const uint32_t special = (magnitude << 13) | kInfinityBits;
-  const uint32_t subnormal = BitsOf(FloatFromInt(magnitude) * 0x1p-24F);
-  const uint32_t finite = magnitude < 0x400 ? subnormal : normal;
-  return FloatOf((magnitude >= 0x7C00 ? special : finite) | (half & 0x8000) << 16);
+  return FloatOf(Select(Below(magnitude, 0x7C00), BitsOf(finite), special) | (half & 0x8000) << 16);
 }
 
 float Fp8ToFp32(uint32_t byte) {
   const uint32_t magnitude = byte & 0x7F;
-  const uint32_t normal = (magnitude << 20) + (120U << 23);
-  const uint32_t subnormal = BitsOf(FloatFromInt(magnitude) * 0x1p-9F);
-  const uint32_t finite = magnitude < 8 ? subnormal : normal;
-  return FloatOf((magnitude == 0x7F ? 0x7FC00000U : finite) | (byte & 0x80) << 24);
+  const uint32_t subnormal = Below(magnitude, 8);
+  const uint32_t bits = (magnitude << 20) + Select(subnormal, 121U << 23, 120U << 23);
+  const float finite = FloatOf(bits) - FloatOf(subnormal & 121U << 23);
+  return FloatOf(Select(Below(magnitude, 0x7F), BitsOf(finite), 0x7FC00000) | (byte & 0x80) << 24);
 }
 
 // Drops `count` bits, rounding to nearest even.
@@ -57,10 +61,11 @@ uint32_t DropBits(uint32_t bits, uint32_t count) {
   return (bits + ((1U << (count - 1)) - 1) + (bits >> count & 1)) >> count;
 }
 
+uint32_t NanMask(uint32_t magnitude) { return Below(kInfinityBits, magnitude); }
+
 uint32_t Fp32ToBf16(float x) {
   const uint32_t bits = BitsOf(x);
-  const bool is_nan = (bits & kMagnitude) > kInfinityBits;
-  return is_nan ? bits >> 16 | 0x40 : DropBits(bits, 16);
+  return Select(NanMask(bits & kMagnitude), bits >> 16 | 0x40, DropBits(bits, 16));
 }
 
 uint32_t Fp32ToFp16(float x) {
@@ -70,9 +75,9 @@ uint32_t Fp32ToFp16(float x) {
   const uint32_t normal = DropBits(magnitude, 13) - (112U << 10);
   // Below 2^-14 steps are 2^-24, the unit in the last place of 0.5.
   const uint32_t subnormal = BitsOf(FloatOf(magnitude) + 0.5F) - BitsOf(0.5F);
-  uint32_t half = magnitude < (113U << 23) ? subnormal : normal;
-  half = magnitude >= BitsOf(65520.0F) ? 0x7C00 : half;
-  half = magnitude > kInfinityBits ? nan : half;
+  uint32_t half = Select(Below(magnitude, 113U << 23), subnormal, normal);
+  half = Select(Below(magnitude, BitsOf(65520.0F)), half, 0x7C00);
+  half = Select(NanMask(magnitude), nan, half);
   return half | (bits >> 16 & 0x8000);
 }
 
@@ -82,16 +87,18 @@ uint32_t Fp32ToFp8(float x) {
   const uint32_t normal = DropBits(magnitude, 20) - (120U << 3);
   // Below 2^-6 steps are 2^-9, the unit in the last place of 2^14.
   const uint32_t subnormal = BitsOf(FloatOf(magnitude) + 0x1p14F) - BitsOf(0x1p14F);
-  uint32_t byte = magnitude < (121U << 23) ? subnormal : normal;
-  byte = magnitude >= BitsOf(448.0F) ? 0x7E : byte;
-  byte = magnitude > kInfinityBits ? 0x7F : byte;
+  uint32_t byte = Select(Below(magnitude, 121U << 23), subnormal, normal);
+  byte = Select(Below(magnitude, BitsOf(448.0F)), byte, 0x7E);
+  byte = Select(NanMask(magnitude), 0x7F, byte);
   return byte | (bits >> 24 & 0x80);
 }
 
 void LoadConverted(const ConvertRows& rows, uint32_t row, float* x) {
   const uint32_t count = rows.dim_count;
+  const float scale = rows.source_scale;
   const std::byte* source = rows.sources[row];
   uint16_t words[kConvertDimMax];
+  uint8_t bytes[kConvertDimMax];
   switch (rows.source_type) {
     case RowType::kBf16:
       std::memcpy(words, source, count * sizeof(uint16_t));
@@ -105,9 +112,8 @@ void LoadConverted(const ConvertRows& rows, uint32_t row, float* x) {
       std::memcpy(x, source, count * sizeof(float));
       return;
     case RowType::kFp8:
-      for (uint32_t i = 0; i < count; ++i) {
-        x[i] = Fp8ToFp32(static_cast<uint32_t>(source[i])) * rows.source_scale;
-      }
+      std::memcpy(bytes, source, count);
+      for (uint32_t i = 0; i < count; ++i) x[i] = Fp8ToFp32(bytes[i]) * scale;
       return;
   }
 }
