@@ -57,13 +57,13 @@ struct TransformOptions {
   // Subtracts the mean of each channel: for channels with a bias.
   bool mean = false;
   // Divides each channel by a power of two near amax^smooth_alpha, amax around the mean if that is
-  // subtracted; 0: not. In [0, 1]; 0.5 is the default of kvtierctl. Measured relative errors of
-  // scores (amax6; normal, 4 outlier channels, Student t4, t3 with outlier channels):
-  //   0    .095 .196 .093 .147
-  //   0.5  .095 .088 .094 .093
-  //   1    .095 .094 .111 .120   single outliers of heavy tails decide how fine a channel is
+  // subtracted; 0: not. In [0, 1]; begin with 0.5. Relative errors of scores by `kvtierctl eval-kv`
+  // (amax6; normal, 4 outlier channels, Student t4, t3 with outlier channels):
+  //   0    .095 .193 .092 .155
+  //   0.5  .095 .087 .093 .092
+  //   1    .095 .094 .107 .116   single outliers of heavy tails decide how fine a channel is
   // Powers of two because then the division, and the multiplication of the query, are exact, and no
-  // machine's pow() shows in the bytes; exact powers of amax are within 3 % of them on these data.
+  // machine's pow() shows in the bytes.
   float smooth_alpha = 0.0F;
   // Channels with fewer values are refused: a mean of a few tokens is not that of the others.
   uint64_t token_count_min = 256;

@@ -6,6 +6,7 @@
 #include "client/ctl/commands.h"
 #include "client/ctl/eval_command.h"
 #include "client/ctl/exit_code.h"
+#include "client/ctl/scales_command.h"
 #include "proto/base/reasons.h"
 #include "proto/base/status_util.h"
 #include "proto/base/version.h"
@@ -20,6 +21,7 @@ Examples:
   kvtierctl where --context agent-00017
   kvtierctl replay agents.jsonl.xz --progress --simulate
   kvtierctl eval-kv --quick
+  kvtierctl scales import Qwen3-8B-NVFP4 --out scales.json
   kvtierctl demo --daemon build/release/daemon/kvtierd --dir /tmp/kvtier-demo
 
 Exit status: 0 ok, 1 failed (wrong bytes too), 2 usage, 3 daemon unreachable, 4 not found,
@@ -57,6 +59,7 @@ struct CommandLine {
   bool replay_generate = false;
   bool replay_no_pauses = false;
   DemoCommand demo;
+  ScalesCommand scales;
   EvalCommand eval;
 };
 
@@ -222,6 +225,7 @@ absl::Status RunCommand(const CLI::App& app, const CommandLine& line) {
   }
   if (app.got_subcommand("eval-kv")) return RunEval(global, line.eval);
   if (app.got_subcommand("demo")) return RunDemo(global, line.demo);
+  if (app.got_subcommand("scales")) return RunScales(app, line.scales, global.json);
   return ShowVersion(global);
 }
 
@@ -237,6 +241,7 @@ int Main(int argc, char** argv) {
   AddLooking(&app, &line);
   AddReplay(&app, &line);
   AddDemo(&app, &line.demo);
+  AddScales(&app, &line.scales);
   AddEval(&app, &line.eval);
   try {
     app.parse(argc, argv);
