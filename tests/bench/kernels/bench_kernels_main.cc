@@ -93,7 +93,7 @@ class Bench {
       : round_count_(round_count), filter_(std::move(filter)) {}
 
   void RunAll() {
-    for (const Isa isa : {Isa::kAvx512, Isa::kAvx2}) {
+    for (const Isa isa : {Isa::kAvx512, Isa::kAvx2, Isa::kNeon}) {
       if (kernels::IsaIsAvailable(isa)) Transfers(isa);
     }
     EnginePageRows();
