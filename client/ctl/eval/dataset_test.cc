@@ -97,7 +97,8 @@ TEST(DatasetTest, ScoresHaveADeviationOfThree) {
 }
 
 TEST(DatasetTest, FourChannelsAreOutliersWhereTheFamilySaysSo) {
-  const SyntheticShape shape{.token_count = 256, .head_dim = 128, .query_count = 1};
+  // So few channels that the same one would often be drawn twice.
+  const SyntheticShape shape{.token_count = 256, .head_dim = 8, .query_count = 1};
   for (const Family family : {Family::kGauss, Family::kOutZm, Family::kOutBias}) {
     SCOPED_TRACE(FamilyName(family));
     for (uint64_t seed = 0; seed < 4; ++seed) {

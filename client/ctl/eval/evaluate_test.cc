@@ -172,6 +172,27 @@ TEST(EvaluateTest, WindowKeepsTheLastTokens) {
   EXPECT_EQ(whole->bytes_per_value, 2.0);
 }
 
+TEST(EvaluateTest, OutputErrorsAreThoseOfTheSideThatIsStored) {
+  // Small integers are exact in E4M3.
+  const auto round = [](Matrix* matrix) {
+    for (double& value : matrix->values()) value = std::round(value);
+  };
+  for (const bool exact_k : {true, false}) {
+    SCOPED_TRACE(exact_k);
+    Layer layer;
+    layer.heads.push_back(MakeSynthetic(Family::kGauss, {.token_count = 64}, kSeed));
+    round(exact_k ? &layer.heads[0].k : &layer.heads[0].v);
+    Evaluation evaluation(*ParseMethods("fp8_unit"));
+    ASSERT_TRUE(evaluation.Add(layer).ok());
+    const Errors errors = evaluation.Results()[0].errors;
+    EXPECT_EQ(errors.k == 0.0, exact_k);
+    EXPECT_EQ(errors.v == 0.0, !exact_k);
+    EXPECT_GT(errors.output, 0.01);
+    EXPECT_EQ(errors.k_only_output, exact_k ? 0.0 : errors.output);
+    EXPECT_EQ(errors.v_only_output, exact_k ? errors.output : 0.0);
+  }
+}
+
 TEST(EvaluateTest, OneScaleForAllHeadsSuffersFromTheLargest) {
   Layer layer;
   layer.heads.push_back(MakeSynthetic(Family::kGauss, {.token_count = 64, .sigma = 1.0}, 1));
