@@ -100,6 +100,8 @@ class Model {
         break;
     }
     Settle();
+    // With transfers under way, which is when it is hard.
+    if (!transfers_.empty() && Pick(500) == 0) LoseHbm();
     while (!transfers_.empty() && Pick(3) != 0) CompleteOne();
     core_->CheckInvariants();
     CheckLeasedContents();
@@ -246,9 +248,6 @@ class Model {
         ++pending_replies_;
         core_->Flush(now_ + Pick(30), now_, [this](const auto&) { --pending_replies_; }, &effects_);
         break;
-      case 3:
-        if (Pick(30) == 0) LoseHbm();
-        break;
       default:
         break;
     }
@@ -261,6 +260,7 @@ class Model {
       std::erase_if(client.fills,
                     [](const auto& fill) { return fill.second.tier == TierId::kHbm; });
     }
+    Settle();
   }
 
   void Settle() {

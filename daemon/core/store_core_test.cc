@@ -582,6 +582,30 @@ TEST_F(StoreCoreTest, WhatIsInUseOnALostTierGoesWhenItsUseEnds) {
   EXPECT_EQ(Lookup(leased), std::vector<uint8_t>{kResidentNvme});
 }
 
+TEST_F(StoreCoreTest, WhatArrivesOnALostTierIsNotThere) {
+  Start(4, 4, 8);
+  const auto keys = Chain(1, 1);
+  Put(keys);
+  core_->Flush(kNever, now_, [](const auto&) {}, &effects_);
+  Settle();
+  CompleteAll();
+  (void)core_->CreateContext(session_, ns_, "agent", now_);
+  (void)core_->AppendContext(session_, ns_, "agent", 0, keys, now_, &effects_);
+  core_->PauseContext(session_, ns_, "agent", kNever, now_, [](const auto&) {}, &effects_);
+  Settle();
+  CompleteAll();
+  ASSERT_EQ(Lookup(keys), std::vector<uint8_t>{kResidentHost | kResidentNvme});
+  (void)core_->ResumeContext(session_, ns_, "agent", now_, &effects_);
+  Settle();
+  ASSERT_EQ(transfers_.size(), 1U);
+  hbm_->degraded = true;
+  core_->LoseTier(TierId::kHbm, now_, &effects_);
+  Settle();
+  Complete();
+  EXPECT_EQ(Lookup(keys), std::vector<uint8_t>{kResidentHost | kResidentNvme});
+  EXPECT_TRUE(hbm_->contents.empty());
+}
+
 TEST_F(StoreCoreTest, ATierThatTakesNothingNowIsNotEmptied) {
   Start(1, 4, 8);
   const auto stored = Chain(1, 1);
