@@ -88,7 +88,24 @@ KVTIER_DEVICE T LoadConstant(Global<const T> source) {
 
 template <Movable T>
 KVTIER_DEVICE void StoreGlobal(Global<T> target, T value) {
-  *target.address = value;
+  // nvcc splits the assignment of a struct into words.
+  if constexpr (sizeof(T) == 16) {
+    const auto* words = reinterpret_cast<const uint32_t*>(&value);
+    asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(target.address), "r"(words[0]),
+                 "r"(words[1]), "r"(words[2]), "r"(words[3]));
+  } else if constexpr (sizeof(T) == 8) {
+    const auto* words = reinterpret_cast<const uint32_t*>(&value);
+    asm volatile("st.global.v2.u32 [%0], {%1,%2};" ::"l"(target.address), "r"(words[0]),
+                 "r"(words[1]));
+  } else if constexpr (sizeof(T) == 4) {
+    asm volatile("st.global.u32 [%0], %1;" ::"l"(target.address),
+                 "r"(reinterpret_cast<const uint32_t&>(value)));
+  } else if constexpr (sizeof(T) == 2) {
+    asm volatile("st.global.u16 [%0], %1;" ::"l"(target.address),
+                 "h"(reinterpret_cast<const uint16_t&>(value)));
+  } else {
+    asm volatile("st.global.u8 [%0], %1;" ::"l"(target.address), "r"(static_cast<uint32_t>(value)));
+  }
 }
 
 template <Movable T>

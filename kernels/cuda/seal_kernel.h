@@ -12,9 +12,9 @@
 #include "kernels/cuda/transfer_device.h"
 #include "kernels/cuda/transfer_params.h"
 
-// Sealing. A thread block takes 2^rows_log2 rows of one tile, a thread one vector of K and the same
-// of V: x is the vector, y the row. Codes are stored as 8 bytes a vector, which fill whole sectors;
-// scale bytes meet in shared memory and leave 16 at a time.
+// Sealing. A thread block takes one tile, a thread one vector (x) of every blockDim.y-th row (from
+// y), of K and of V. Codes are stored as 8 bytes a vector, which fill whole sectors; scale bytes
+// meet in shared memory and leave 16 at a time.
 
 namespace kvtier::kernels::cuda::inline KVTIER_CUDA_FLAVOUR {
 
@@ -112,60 +112,78 @@ KVTIER_DEVICE void CountVector(const EncodedVector& vector, Global<uint32_t> cou
   if (vector.scale == 0x7E) AddCounter(counters + 1, 1);
 }
 
+// What a thread needs to know of K or of V.
+struct SealSide {
+  Global<std::byte> rows;
+  float g = 0.0F;
+  float scale = 0.0F;  // FP8 rows.
+};
+
+// Stores the scale bytes that the block collected, [K or V][tokens][vectors] in the order of the
+// tile, 16 at a time.
+KVTIER_DEVICE void StoreScales(const TileParams& tile, Global<std::byte> target,
+                               SharedAddress scales) {
+  const uint32_t side_bytes = tile.block_tokens * tile.vector_count;
+  const uint32_t thread = ThreadY() * tile.vector_count + ThreadX();
+  const uint32_t thread_count = BlockSizeY() * tile.vector_count;
+  for (uint32_t offset = 16U * thread; offset < 2U * side_bytes; offset += 16U * thread_count) {
+    const uint32_t section =
+        offset < side_bytes ? tile.k_scale_offset : tile.v_scale_offset - side_bytes;
+    StoreGlobal<Words4>(target.At<Words4>(section + offset), LoadShared<Words4>(scales + offset));
+  }
+}
+
 template <typename Arch, ElementType kType>
 KVTIER_DEVICE void SealBody(const SealParams& params) {
   const TransferParams& transfer = params.transfer;
   const TileParams& tile = transfer.tile;
-  const uint32_t entry_idx = BlockX() >> params.chunks_log2;
+  const uint32_t entry_idx = BlockX();
   if (!HasEntry(transfer, entry_idx)) return;
   const TransferTile target = FindTile(transfer, entry_idx);
-  const float g_k = LoadConstant<float>(transfer.g_k + target.scale_idx);
-  const float g_v = LoadConstant<float>(transfer.g_v + target.scale_idx);
   const Global<uint32_t> counters =
       params.counters + static_cast<int64_t>(uint64_t{entry_idx} * params.counter_stride);
+  const SealSide k_side{RowsOf(transfer.k, target),
+                        LoadConstant<float>(transfer.g_k + target.scale_idx),
+                        ScaleOf(transfer.k, target.scale_idx)};
+  const SealSide v_side{RowsOf(transfer.v, target),
+                        LoadConstant<float>(transfer.g_v + target.scale_idx),
+                        ScaleOf(transfer.v, target.scale_idx)};
   const uint32_t vector = ThreadX();
-  const uint32_t row = ThreadY();
-  const uint32_t first_row = (BlockX() & ((1U << params.chunks_log2) - 1U)) << params.rows_log2;
-  if (!IsGlobalScale(g_k) || !IsGlobalScale(g_v)) {
-    if (vector == 0 && row == 0 && first_row == 0) AddCounter(counters + 2, 1);
+  if (!IsGlobalScale(k_side.g) || !IsGlobalScale(v_side.g)) {
+    if (vector == 0 && ThreadY() == 0) AddCounter(counters + 2, 1);
     return;
   }
-  const uint32_t token = first_row + row;
-  const Slot slot = FindSlot(transfer.pages, target.first_slot + token);
-  const auto k_raw = LoadVector<kType>(RowAt(RowsOf(transfer.k, target), transfer.k, slot), vector);
-  const auto v_raw = LoadVector<kType>(RowAt(RowsOf(transfer.v, target), transfer.v, slot), vector);
-
-  EncodedVector k;
-  const float k_scale = ScaleOf(transfer.k, target.scale_idx);
-  if (params.k_mean.is_null()) {
-    k = EncodePlain<Arch, kType>(k_raw, k_scale, g_k, params.four_over_six);
-  } else {
+  Transform transform;
+  if (!params.k_mean.is_null()) {
     const uint64_t channel = (uint64_t{target.scale_idx} * tile.vector_count + vector) * 16U;
-    const Transform transform{params.k_mean.At<const float>(channel * sizeof(float)),
-                              params.k_inverse_smooth.At<const float>(channel * sizeof(float))};
-    k = EncodeTransformed<Arch, kType>(k_raw, transform, k_scale, g_k, params.four_over_six);
+    transform.mean = params.k_mean.At<const float>(channel * sizeof(float));
+    transform.inverse_smooth = params.k_inverse_smooth.At<const float>(channel * sizeof(float));
   }
-  StoreGlobal<Words2>(target.tile.At<Words2>(KCodeOffsetOf(tile, token, vector)), k.codes);
-  CountVector(k, counters);
-  const EncodedVector v = EncodePlain<Arch, kType>(v_raw, ScaleOf(transfer.v, target.scale_idx),
-                                                   g_v, params.four_over_six);
-  StoreGlobal<Words2>(target.tile.At<Words2>(VCodeOffsetOf(tile, token, vector)), v.codes);
-  CountVector(v, counters);
-
-  // [K or V][rows][vectors] scale bytes, in the order of the tile.
-  const SharedAddress scales = SharedBegin();
-  const uint32_t side_bytes = tile.vector_count << params.rows_log2;
-  StoreShared<uint8_t>(scales + KScaleIndex(tile, row, vector), static_cast<uint8_t>(k.scale));
-  StoreShared<uint8_t>(scales + side_bytes + VScaleIndex(tile, row, vector),
-                       static_cast<uint8_t>(v.scale));
+  const SharedAddress k_scales = SharedBegin();
+  const SharedAddress v_scales = k_scales + tile.block_tokens * tile.vector_count;
+  KVTIER_NO_UNROLL
+  for (uint32_t token = ThreadY(); token < tile.block_tokens; token += BlockSizeY()) {
+    const Slot slot = FindSlot(transfer.pages, target.first_slot + token);
+    const auto k_raw = LoadVector<kType>(RowAt(k_side.rows, transfer.k, slot), vector);
+    const auto v_raw = LoadVector<kType>(RowAt(v_side.rows, transfer.v, slot), vector);
+    const EncodedVector k =
+        transform.mean.is_null()
+            ? EncodePlain<Arch, kType>(k_raw, k_side.scale, k_side.g, params.four_over_six)
+            : EncodeTransformed<Arch, kType>(k_raw, transform, k_side.scale, k_side.g,
+                                             params.four_over_six);
+    StoreGlobal<Words2>(target.tile.At<Words2>(KCodeOffsetOf(tile, token, vector)), k.codes);
+    StoreShared<uint8_t>(k_scales + KScaleIndex(tile, token, vector),
+                         static_cast<uint8_t>(k.scale));
+    CountVector(k, counters);
+    const EncodedVector v =
+        EncodePlain<Arch, kType>(v_raw, v_side.scale, v_side.g, params.four_over_six);
+    StoreGlobal<Words2>(target.tile.At<Words2>(VCodeOffsetOf(tile, token, vector)), v.codes);
+    StoreShared<uint8_t>(v_scales + VScaleIndex(tile, token, vector),
+                         static_cast<uint8_t>(v.scale));
+    CountVector(v, counters);
+  }
   SyncThreads();
-  const uint32_t thread = row * tile.vector_count + vector;
-  if (thread >= side_bytes / 8) return;
-  const bool is_v = thread >= side_bytes / 16;
-  const uint32_t offset = 16U * (is_v ? thread - side_bytes / 16 : thread);
-  const uint32_t section = is_v ? tile.v_scale_offset : tile.k_scale_offset;
-  StoreGlobal<Words4>(target.tile.At<Words4>(section + first_row * tile.vector_count + offset),
-                      LoadShared<Words4>(scales + (is_v ? side_bytes : 0U) + offset));
+  StoreScales(tile, target.tile, k_scales);
 }
 
 }  // namespace kvtier::kernels::cuda::inline KVTIER_CUDA_FLAVOUR

@@ -15,7 +15,7 @@
 //   KVTIER_DEVICE       before a function that runs on the device
 //   KVTIER_HOST_DEVICE  before one that the host calls too
 //   KVTIER_KERNEL(n)    before a kernel (void, at most n threads a block)
-//   KVTIER_UNROLL       before a loop that must be unrolled
+//   KVTIER_UNROLL       before a loop that must be unrolled; KVTIER_NO_UNROLL that must not
 //   KVTIER_SITE         last parameter of a primitive: where it was called; KVTIER_HERE passes it
 //   on KVTIER_CUDA_FLAVOUR inline namespace of all device code: `device` or `emulated`, so that
 //   both
@@ -26,6 +26,7 @@
 #define KVTIER_HOST_DEVICE __host__ __device__ __forceinline__
 #define KVTIER_KERNEL(thread_count_max) __global__ void __launch_bounds__(thread_count_max)
 #define KVTIER_UNROLL _Pragma("unroll")
+#define KVTIER_NO_UNROLL _Pragma("unroll 1")
 #define KVTIER_SITE
 #define KVTIER_SITE_ONLY
 #define KVTIER_CUDA_FLAVOUR device
@@ -34,6 +35,7 @@
 #define KVTIER_HOST_DEVICE inline
 #define KVTIER_KERNEL(thread_count_max) void
 #define KVTIER_UNROLL
+#define KVTIER_NO_UNROLL
 #define KVTIER_SITE , std::source_location site = std::source_location::current()
 #define KVTIER_SITE_ONLY std::source_location site = std::source_location::current()
 #define KVTIER_CUDA_FLAVOUR emulated

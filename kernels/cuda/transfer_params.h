@@ -73,8 +73,6 @@ struct SealParams {
   Global<const float> k_inverse_smooth;
   Global<uint32_t> counters;
   uint32_t counter_stride = 0;  // Words from block to block.
-  uint32_t rows_log2 = 0;       // A thread block seals 2^this rows of a tile,
-  uint32_t chunks_log2 = 0;     // of which there are 2^this.
   bool four_over_six = false;
 };
 

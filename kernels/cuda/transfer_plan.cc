@@ -117,6 +117,13 @@ TransferParams ParamsOf(const DeviceBlocks& blocks, const DeviceRows& k, const D
           .kv_head_count = blocks.shape.kv_head_count};
 }
 
+// Rows that a thread block works on at a time, with `threads` for each: a power of two.
+uint32_t RowsOfABlock(const BlockShape& shape, uint32_t threads) {
+  uint32_t rows = 1;
+  while (2 * rows <= shape.block_tokens && 2 * rows * threads <= kTransferThreadsMax) rows *= 2;
+  return rows;
+}
+
 }  // namespace
 
 Status PlanSeal(const SealBlocksArgs& args, SealPlan* plan) {
@@ -134,31 +141,22 @@ Status PlanSeal(const SealBlocksArgs& args, SealPlan* plan) {
   if (args.counters == nullptr) return Status::InvalidArgument("counters are required");
 
   const BlockShape& shape = args.blocks.shape;
-  const uint32_t vectors = VectorsPerToken(TileOf(shape));
-  // A thread a vector of a row; rows by powers of two, at least the 16 that make whole scale
-  // stores.
-  uint32_t rows_log2 = 4;
-  while ((2U << rows_log2) <= shape.block_tokens &&
-         (vectors * 2U << rows_log2) <= kTransferThreadsMax) {
-    ++rows_log2;
+  if (args.blocks.entry_count_max > kGridXMax) {
+    return Status::InvalidArgument("more blocks than a grid has");
   }
-  const auto chunks_log2 = static_cast<uint32_t>(std::countr_zero(shape.block_tokens >> rows_log2));
-  const uint64_t grid_x = uint64_t{args.blocks.entry_count_max} << chunks_log2;
-  if (grid_x > kGridXMax) return Status::InvalidArgument("more blocks than a grid has");
   plan->params = {.transfer = ParamsOf(args.blocks, args.k, args.v, args.pages, args.g_k, args.g_v),
                   .k_mean = {args.k_mean},
                   .k_inverse_smooth = {args.k_inverse_smooth},
                   .counters = {reinterpret_cast<uint32_t*>(args.counters)},
                   .counter_stride = args.counters_per_block ? kSealCounterWords : 0,
-                  .rows_log2 = rows_log2,
-                  .chunks_log2 = chunks_log2,
                   .four_over_six = args.search == ScaleSearch::kFourOverSix};
-  plan->shape = {.grid_x = static_cast<uint32_t>(grid_x),
+  const uint32_t vectors = VectorsPerToken(TileOf(shape));
+  plan->shape = {.grid_x = args.blocks.entry_count_max,
                  .grid_y = shape.kv_head_count,
                  .grid_z = shape.layer_count,
                  .block_x = vectors,
-                 .block_y = 1U << rows_log2,
-                 .shared_bytes = vectors * (2U << rows_log2)};
+                 .block_y = RowsOfABlock(shape, vectors),
+                 .shared_bytes = 2 * shape.block_tokens * vectors};
   return Status();
 }
 
@@ -173,15 +171,12 @@ Status PlanGather(const GatherBlocksArgs& args, GatherPlan* plan) {
   plan->params = {.transfer = ParamsOf(args.blocks, args.k, args.v, args.pages, args.g_k, args.g_v),
                   .counters = {reinterpret_cast<uint32_t*>(args.counters)},
                   .counter_stride = args.counters_per_block ? kGatherCounterWords : 0};
-  // A thread a 16-byte store of a row.
   const uint32_t stores = shape.head_dim * ElementBytes(args.k.type) / 16;
-  uint32_t rows = 1;
-  while (2 * rows <= shape.block_tokens && 2 * rows * stores <= kTransferThreadsMax) rows *= 2;
   plan->shape = {.grid_x = args.blocks.entry_count_max,
                  .grid_y = shape.kv_head_count,
                  .grid_z = shape.layer_count,
                  .block_x = stores,
-                 .block_y = rows};
+                 .block_y = RowsOfABlock(shape, stores)};
   return Status();
 }
 
