@@ -83,7 +83,7 @@ struct AttendMlaRows {
 };
 
 // False: a scale byte that is never written, or an FP8 NaN in a tile, was met; the result is
-// unspecified. Thread-safe for disjoint results; uses about 240 KiB of stack; does not allocate or
+// unspecified. Thread-safe for disjoint results; uses about 200 KiB of stack; does not allocate or
 // block.
 using AttendTilesFunction = bool (*)(const AttendQuery&, const AttendTiles&);
 using AttendRowsFunction = void (*)(const AttendQuery&, const AttendRows&);
