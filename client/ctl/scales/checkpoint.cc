@@ -180,11 +180,11 @@ class Importer {
   }
 
   void Finish() {
-    if (all_one_) {
-      out_->warnings.push_back(
-          "every stored scale is 1: a placeholder, not a calibration; calibrate from dumps "
-          "instead");
-    }
+    if (one_count_ == 0) return;
+    out_->warnings.push_back(absl::StrFormat(
+        "%d of %d scales are 1: placeholders, or raised to 1 by the exporter, but not what was "
+        "measured; calibrate from dumps instead",
+        one_count_, count_));
   }
 
  private:
@@ -192,7 +192,8 @@ class Importer {
     if (!std::isfinite(stored) || stored <= 0.0F) {
       return FailedPrecondition("%s: %g is no scale", tensor.Where(), stored);
     }
-    all_one_ = all_one_ && stored == 1.0F;
+    ++count_;
+    if (stored == 1.0F) ++one_count_;
     const float amax = AmaxOfStored(out_->convention, stored);
     if (!force_ && !(amax >= kPlausibleAmaxMin && amax <= kPlausibleAmaxMax)) {
       return FailedPrecondition(
@@ -208,7 +209,8 @@ class Importer {
 
   const bool force_;
   CheckpointScales* const out_;
-  bool all_one_ = true;
+  uint64_t count_ = 0;      // Scales, one for each (layer, kv head, side).
+  uint64_t one_count_ = 0;  // That are 1.
 };
 
 absl::Status ImportLayers(const ScaleTensors& tensors, const std::string& path, bool force,

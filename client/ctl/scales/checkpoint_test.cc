@@ -202,11 +202,15 @@ TEST_F(CheckpointTest, ComplainsAboutImplausibleMagnitudes) {
 
 TEST_F(CheckpointTest, WarnsOfPlaceholders) {
   WriteConfig("");
-  WriteShard("model.safetensors", ModelOptScales(1, 1, 1, 1));
-  const auto imported = Import({.convention = ScaleConvention::kModelOpt});
-  ASSERT_TRUE(imported.ok()) << imported.status();
-  ASSERT_EQ(imported->warnings.size(), 1U);
-  EXPECT_THAT(imported->warnings[0], HasSubstr("placeholder"));
+  // Of 4 kv heads each.
+  for (const auto& [v1, warning] :
+       {std::pair(1.0F, "16 of 16 scales"), std::pair(2.0F, "12 of 16")}) {
+    WriteShard("model.safetensors", ModelOptScales(1, 1, 1, v1));
+    const auto imported = Import({.convention = ScaleConvention::kModelOpt});
+    ASSERT_TRUE(imported.ok()) << imported.status();
+    ASSERT_EQ(imported->warnings.size(), 1U);
+    EXPECT_THAT(imported->warnings[0], HasSubstr(warning));
+  }
 }
 
 TEST_F(CheckpointTest, OpensOnlyTheShardsThatTheIndexNames) {
