@@ -24,8 +24,8 @@ Matrix RandomMatrix(size_t rows, size_t cols, uint64_t stream) {
 TEST(AttentionTest, IsTheTextbookSum) {
   RecordProperty("seed", static_cast<int>(kSeed));
   // Counts on both sides of the lanes that the loops unroll.
-  for (const size_t query_count : {1, 7, 8, 9}) {
-    for (const size_t token_count : {1, 4, 5, 11}) {
+  for (const size_t query_count : {1U, 7U, 8U, 9U}) {
+    for (const size_t token_count : {1U, 4U, 5U, 11U}) {
       SCOPED_TRACE(testing::Message() << query_count << " queries, " << token_count << " tokens");
       constexpr size_t kDims = 6;
       const Matrix q = RandomMatrix(query_count, kDims, 1);

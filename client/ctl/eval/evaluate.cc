@@ -90,7 +90,7 @@ ExampleSide SideOf(const Matrix& stored, const Matrix& k, const Matrix& exact_sc
 
 }  // namespace
 
-Evaluation::Evaluation(std::vector<Method> methods, std::function<void()> step)
+Evaluation::Evaluation(std::span<const Method> methods, std::function<void()> step)
     : step_(std::move(step)) {
   for (const Method& method : methods) sums_.push_back({.method = method});
 }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -40,7 +41,7 @@ struct MethodResult {
 class Evaluation {
  public:
   // `step` is called after each (kv head, method).
-  explicit Evaluation(std::vector<Method> methods, std::function<void()> step = {});
+  explicit Evaluation(std::span<const Method> methods, std::function<void()> step = {});
 
   // Blocks for as long as it computes. Errors: those of the kernels, which refuse nothing that
   // ReadDump accepts and MakeSynthetic makes.

@@ -206,7 +206,7 @@ TEST(EvaluateTest, OneScaleForAllHeadsSuffersFromTheLargest) {
 TEST(EvaluateTest, MethodsThatDoNotExistForAHeadDimAreSkipped) {
   Layer layer;
   layer.heads.push_back(MakeSynthetic(Family::kGauss, {.token_count = 40, .head_dim = 72}, 1));
-  Evaluation evaluation({AllMethods().begin(), AllMethods().end()});
+  Evaluation evaluation(AllMethods());
   ASSERT_TRUE(evaluation.Add(layer).ok());
   for (const MethodResult& result : evaluation.Results()) {
     EXPECT_EQ(!result.skipped.empty(), result.method.format == Format::kNvfp4)

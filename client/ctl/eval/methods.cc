@@ -104,13 +104,10 @@ constexpr Method kMethods[] = {
      .window_token_count = kWindowTokens},
 };
 
-double Groups(size_t count, size_t group) {
-  return static_cast<double>((count + group - 1) / group);
-}
-
 // Metadata of `bytes` for every `group` values of a run of `count`, per value.
 double MetadataShare(size_t count, size_t group, double bytes) {
-  return Groups(count, group) * bytes / static_cast<double>(count);
+  const size_t group_count = (count + group - 1) / group;
+  return static_cast<double>(group_count) * bytes / static_cast<double>(count);
 }
 
 float Fp8ScaleOf(Calibration calibration, double layer_amax, const Matrix& x) {

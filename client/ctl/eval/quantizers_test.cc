@@ -139,7 +139,7 @@ TEST(QuantizersTest, StochasticRoundingIsUnbiasedAndStaysBetweenNeighbours) {
 }
 
 TEST(QuantizersTest, RotationIsOrthogonalAndSpreadsOneValue) {
-  for (const size_t dims : {64, 96, 128}) {
+  for (const size_t dims : {64U, 96U, 128U}) {
     SCOPED_TRACE(dims);
     const Matrix x = RandomMatrix(3, dims);
     const Matrix rotated = Rotated(x, kSeed);
