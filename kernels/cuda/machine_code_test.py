@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the machine code of the CUDA kernels: machine_code_test.py [--print] OBJECT...
+"""Checks the machine code of the CUDA kernels: machine_code_test.py OBJECT...
 
 Takes the code of every architecture out of objects that nvcc wrote with --compress-mode=none and
 disassembles it. For every kernel: no local memory (spills and stack frames would show as LDL and
@@ -27,9 +27,9 @@ CONVERTING = ["sm_100a", "sm_103a", "sm_120a"]
 # What a kernel must satisfy on some architectures.
 #   kernel      regular expression for the mangled name
 #   needs       opcodes (prefixes of the mnemonic with its suffixes) that must occur
-#   path        "through OPCODE": the shortest way from the entry over the first OPCODE to the exit;
-#               "loop OPCODE": once round the loop that holds most OPCODEs. Rare paths (NaNs, options,
-#               counters) only lengthen a way, so the shortest is the usual one.
+#   path        "through OPCODE": the shortest way from the entry over an OPCODE to the exit;
+#               "loop OPCODE": once round the loop that holds most OPCODEs. Rare paths (NaNs,
+#               options, counters) only lengthen a way, so the shortest is the usual one.
 #   unit        (OPCODE, n): each one on the path stands for n values
 #   most        instructions per value at most
 Budget = collections.namedtuple("Budget", "kernel architectures needs path unit most")
@@ -212,10 +212,11 @@ def find_nvdisasm():
 
 
 def main():
-    objects = [a for a in sys.argv[1:] if not a.startswith("--")]
+    objects = sys.argv[1:]
     nvdisasm = find_nvdisasm()
     if not objects or nvdisasm is None:
-        print("SKIPPED: no", "objects of nvcc" if not objects else "nvdisasm: deploy/setup --python")
+        missing = "nvdisasm: deploy/setup --python" if objects else "objects of nvcc"
+        print(f"SKIPPED: no {missing}")
         return SKIPPED
     findings, lines = check_objects(nvdisasm, objects)
     print("\n".join(sorted(lines)))

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+// The part of the CUDA runtime that the suite uses, over host memory, and the launches as runs of
+// the emulated machine: the suite's own logic is tested where there is no GPU.
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <span>
+#include <vector>
+
+#include "kernels/cuda/emu/launch.h"
+#include "kernels/cuda/gather_kernel.h"
+#include "kernels/cuda/seal_kernel.h"
+#include "kernels/cuda/transfer_params.h"
+#include "tests/gpu/primitive_cases.h"
+
+namespace {
+
+// Allocations, and the launches of the capture in progress: the suite is single-threaded.
+struct Runtime {
+  std::map<std::byte*, size_t> allocations;
+  bool is_capturing = false;
+  std::vector<std::function<void()>> captured;
+};
+
+Runtime& TheRuntime() {
+  static Runtime runtime;
+  return runtime;
+}
+
+kvtier::kernels::cuda::emu::Memory DeviceMemory() {
+  kvtier::kernels::cuda::emu::Memory memory;
+  for (const auto& [begin, bytes] : TheRuntime().allocations) {
+    memory.AddInOut(std::span(begin, bytes));
+  }
+  return memory;
+}
+
+void LaunchOrCapture(std::function<void()> launch) {
+  if (TheRuntime().is_capturing) {
+    TheRuntime().captured.push_back(std::move(launch));
+  } else {
+    launch();
+  }
+}
+
+template <typename Body, typename Params>
+void Run(const kvtier::kernels::cuda::LaunchShape& shape, Body body, const Params& params) {
+  LaunchOrCapture([shape, body, params] {
+    const auto report =
+        kvtier::kernels::cuda::emu::Launch({.grid = {shape.grid_x, shape.grid_y, shape.grid_z},
+                                            .block = {shape.block_x, shape.block_y},
+                                            .shared_bytes = shape.shared_bytes},
+                                           DeviceMemory(), body, params);
+    if (report.ok()) return;
+    std::printf("FAILED: %s\n", report.ToString().c_str());
+    std::exit(1);
+  });
+}
+
+}  // namespace
+
+namespace kvtier::kernels::cuda {
+
+Status SealBlocks(const SealBlocksArgs& args, Stream) {
+  SealPlan plan;
+  if (const Status status = PlanSeal(args, &plan); !status.ok()) return status;
+  using Body = void (*)(const SealParams&);
+  constexpr Body kBodies[] = {
+      &SealBody<Sm90, ElementType::kBf16>, &SealBody<Sm90, ElementType::kFp16>,
+      &SealBody<Sm90, ElementType::kFp32>, &SealBody<Sm90, ElementType::kFp8E4m3>};
+  Run(plan.shape, kBodies[static_cast<size_t>(args.k.type)], plan.params);
+  return Status();
+}
+
+Status GatherBlocks(const GatherBlocksArgs& args, Stream) {
+  GatherPlan plan;
+  if (const Status status = PlanGather(args, &plan); !status.ok()) return status;
+  using Body = void (*)(const GatherParams&);
+  constexpr Body kBodies[] = {
+      &GatherBody<Sm90, ElementType::kBf16>, &GatherBody<Sm90, ElementType::kFp16>,
+      &GatherBody<Sm90, ElementType::kFp32>, &GatherBody<Sm90, ElementType::kFp8E4m3>};
+  Run(plan.shape, kBodies[static_cast<size_t>(args.k.type)], plan.params);
+  return Status();
+}
+
+}  // namespace kvtier::kernels::cuda
+
+namespace kvtier::gpu {
+
+void LaunchPrimitive(kernels::cuda::PrimitiveCase which, const uint32_t* in, uint32_t* out,
+                     uint32_t block_count) {
+  const auto report = kernels::cuda::emu::Launch(
+      {.grid = {block_count}, .block = {32}, .shared_bytes = kernels::cuda::kCaseSharedBytes},
+      DeviceMemory(), &kernels::cuda::PrimitiveBody<kernels::cuda::Sm90>, which,
+      kernels::cuda::Global<const uint32_t>{in}, kernels::cuda::Global<uint32_t>{out});
+  if (report.ok()) return;
+  std::printf("FAILED: %s\n", report.ToString().c_str());
+  std::exit(1);
+}
+
+}  // namespace kvtier::gpu
+
+extern "C" {
+
+cudaError_t cudaMalloc(void** pointer, size_t bytes) {
+  *pointer = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
+  TheRuntime().allocations[static_cast<std::byte*>(*pointer)] = bytes;
+  return cudaSuccess;
+}
+cudaError_t cudaFree(void* pointer) {
+  TheRuntime().allocations.erase(static_cast<std::byte*>(pointer));
+  std::free(pointer);
+  return cudaSuccess;
+}
+cudaError_t cudaMemcpy(void* target, const void* source, size_t bytes, cudaMemcpyKind) {
+  std::memcpy(target, source, bytes);
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
+cudaError_t cudaStreamCreate(cudaStream_t* stream) {
+  *stream = nullptr;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode) {
+  TheRuntime().is_capturing = true;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t* graph) {
+  TheRuntime().is_capturing = false;
+  *graph = nullptr;
+  return cudaSuccess;
+}
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t, unsigned long long) {
+  *executable = nullptr;
+  return cudaSuccess;
+}
+cudaError_t cudaGraphLaunch(cudaGraphExec_t, cudaStream_t) {
+  for (const auto& launch : TheRuntime().captured) launch();
+  return cudaSuccess;
+}
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t) {
+  TheRuntime().captured.clear();
+  return cudaSuccess;
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t) { return cudaSuccess; }
+const char* cudaGetErrorString(cudaError_t) { return "no error"; }
+
+}  // extern "C"

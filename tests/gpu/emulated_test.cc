@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <string>
+
+#include "gtest/gtest.h"
+#include "tests/gpu/suite.h"
+
+// The suite over emulated_runtime.cc: what passes here can only fail on a GPU for what the GPU
+// does.
+
+namespace kvtier::gpu {
+namespace {
+
+constexpr Options kSmall{.is_sanitized = true, .has_benchmarks = false, .compute_sanitizer = ""};
+
+Suite EmulatedSuite() {
+  return Suite({.name = "emulated \"GPU\"", .major = 9, .minor = 0}, kSmall);
+}
+
+TEST(GpuSuite, ChecksPrimitives) {
+  Suite suite = EmulatedSuite();
+  CheckPrimitives(&suite);
+  EXPECT_TRUE(suite.ok()) << suite.ToJson();
+}
+
+TEST(GpuSuite, ChecksTheEncoder) {
+  Suite suite = EmulatedSuite();
+  CheckEncoder(&suite);
+  EXPECT_TRUE(suite.ok()) << suite.ToJson();
+}
+
+TEST(GpuSuite, ChecksTransfers) {
+  Suite suite = EmulatedSuite();
+  CheckTransfers(&suite);
+  EXPECT_TRUE(suite.ok()) << suite.ToJson();
+}
+
+TEST(GpuSuite, WritesWhatFailed) {
+  Suite suite = EmulatedSuite();
+  suite.Begin("one");
+  EXPECT_FALSE(suite.Expect(false, "a \\ and a \" fail"));
+  suite.AddBenchmark("speed", 0.5, "of light", "");
+  EXPECT_FALSE(suite.ok());
+  const std::string json = suite.ToJson();
+  EXPECT_NE(json.find(R"("card": "emulated \"GPU\"")"), std::string::npos) << json;
+  EXPECT_NE(json.find(R"("first_failure": "a \\ and a \" fail")"), std::string::npos) << json;
+  EXPECT_NE(json.find(R"("value": 0.5)"), std::string::npos) << json;
+}
+
+}  // namespace
+}  // namespace kvtier::gpu
