@@ -1,0 +1,325 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef KVTIER_KERNELS_CUDA_DECODE_KERNEL_H_
+#define KVTIER_KERNELS_CUDA_DECODE_KERNEL_H_
+
+#include <cstdint>
+
+#include "kernels/cuda/decode_merge.h"
+#include "kernels/cuda/decode_params.h"
+#include "kernels/cuda/decode_query.h"
+#include "kernels/cuda/decode_ring.h"
+#include "kernels/cuda/decode_rows.h"
+#include "kernels/cuda/decode_softmax.h"
+#include "kernels/cuda/decode_tile.h"
+#include "kernels/cuda/primitives.h"
+
+// Fused decode: attention over sealed tiles in place and the tails, one launch for a batch and a
+// layer. Blocks stay for the whole launch and go through the items of decode_ring.h; the lengths
+// are read on the device, so that a captured launch serves any lengths.
+
+namespace kvtier::kernels::cuda::inline KVTIER_CUDA_FLAVOUR {
+
+// Online softmax of one warp over the stages of an item.
+template <typename Arch, uint32_t kHeadDim, uint32_t kTilesN>
+struct StageAttention {
+  static constexpr uint32_t kStageTokens = StageTokens(kHeadDim);
+  static constexpr uint32_t kGroups = kStageTokens / 16;
+
+  WarpResult<kHeadDim, kTilesN> result;
+
+  // Stage of `count` tokens that begins at token `first` of the sequence. With kMasked, some tokens
+  // may be hidden from some rows, and count may be below kStageTokens.
+  template <bool kMasked>
+  KVTIER_DEVICE void Add(SharedAddress stage, uint32_t first, uint32_t count, uint32_t g,
+                         uint32_t t, const PassQuery<kHeadDim, kTilesN>& query,
+                         const DecodeParams& params, uint32_t& damage) {
+    float scores[kGroups][kTilesN][4];
+    KVTIER_UNROLL
+    for (uint32_t group = 0; group < kGroups; ++group) {
+      KVTIER_UNROLL
+      for (uint32_t n = 0; n < kTilesN; ++n) {
+        KVTIER_UNROLL
+        for (uint32_t i = 0; i < 4; ++i) scores[group][n][i] = 0.0F;
+      }
+      if (kMasked && 16 * group >= count) continue;
+      ScoreTokens<Arch, kHeadDim, kTilesN>(stage, 16 * group, g, t, query.fragments, scores[group],
+                                           damage);
+    }
+    ToLog2<kMasked>(scores, first, count, g, query, params);
+    Rescale(scores);
+    KVTIER_UNROLL
+    for (uint32_t group = 0; group < kGroups; ++group) {
+      uint32_t weights[kTilesN][2];
+      KVTIER_UNROLL
+      for (uint32_t n = 0; n < kTilesN; ++n) {
+        KVTIER_UNROLL
+        for (uint32_t upper = 0; upper < 2; ++upper) {
+          const float first_weight = Exp2(scores[group][n][2 * upper] - result.top[n][0]);
+          const float second_weight = Exp2(scores[group][n][2 * upper + 1] - result.top[n][1]);
+          result.sum[n][0] += first_weight;
+          result.sum[n][1] += second_weight;
+          weights[n][upper] = TransposeMatrix(PackHalf2(first_weight, second_weight));
+        }
+      }
+      if (kMasked && 16 * group >= count) continue;
+      AccumulateTokens<Arch, kHeadDim, kTilesN>(stage, 16 * group, g, t, weights, result.out,
+                                                damage);
+    }
+  }
+
+ private:
+  // Accumulated products to scores; hidden ones to -inf.
+  template <bool kMasked>
+  static KVTIER_DEVICE void ToLog2(float (&scores)[kGroups][kTilesN][4], uint32_t first,
+                                   uint32_t count, uint32_t g,
+                                   const PassQuery<kHeadDim, kTilesN>& query,
+                                   const DecodeParams& params) {
+    const bool has_cap = params.soft_cap != 0.0F;
+    KVTIER_UNROLL
+    for (uint32_t group = 0; group < kGroups; ++group) {
+      KVTIER_UNROLL
+      for (uint32_t n = 0; n < kTilesN; ++n) {
+        KVTIER_UNROLL
+        for (uint32_t i = 0; i < 4; ++i) {
+          const uint32_t column = i & 1;
+          float score = FmaRn(scores[group][n][i], query.unit[n][column], query.bias[n][column]);
+          if (has_cap) score = SoftCap(score, params.soft_cap, params.soft_cap_inverse);
+          if (kMasked) {
+            const uint32_t slot = 16 * group + TokenMap<kHeadDim>::Row(g, i >> 1);
+            const Visible& visible = query.visible[n][column];
+            const uint32_t token = first + slot;
+            const bool seen = slot < count && token >= visible.begin && token < visible.end;
+            score = seen ? score : kHiddenScore;
+          }
+          scores[group][n][i] = score;
+        }
+      }
+    }
+  }
+
+  // Raises the maxima to those of `scores`; what was summed is scaled down, which is rare.
+  KVTIER_DEVICE void Rescale(const float (&scores)[kGroups][kTilesN][4]) {
+    bool rises = false;
+    float top[kTilesN][2];
+    KVTIER_UNROLL
+    for (uint32_t n = 0; n < kTilesN; ++n) {
+      KVTIER_UNROLL
+      for (uint32_t column = 0; column < 2; ++column) {
+        float best = result.top[n][column];
+        KVTIER_UNROLL
+        for (uint32_t group = 0; group < kGroups; ++group) {
+          best = MaxFloat(best, MaxFloat(scores[group][n][column], scores[group][n][column + 2]));
+        }
+        KVTIER_UNROLL
+        for (uint32_t bit = 4; bit < 32; bit <<= 1) {
+          best = MaxFloat(best, FloatOf(ShuffleXor(BitsOf(best), bit)));
+        }
+        top[n][column] = best;
+        rises = rises || best > result.top[n][column];
+      }
+    }
+    if (!AnyLane(rises)) return;
+    KVTIER_UNROLL
+    for (uint32_t n = 0; n < kTilesN; ++n) {
+      KVTIER_UNROLL
+      for (uint32_t column = 0; column < 2; ++column) {
+        const float factor = Exp2(result.top[n][column] - top[n][column]);
+        result.sum[n][column] *= factor;
+        result.top[n][column] = top[n][column];
+        KVTIER_UNROLL
+        for (uint32_t tile = 0; tile < kHeadDim / 16; ++tile) {
+          result.out.c[tile][n][column] *= factor;
+          result.out.c[tile][n][column + 2] *= factor;
+        }
+      }
+    }
+  }
+};
+
+// A warp's place in its ring. Between steps the slot that comes next is free: steps begin with
+// the copy into it.
+struct RingPosition {
+  uint32_t issue = 0;    // Next slot to copy into.
+  uint32_t consume = 0;  // Next slot to read.
+  uint32_t parity = 0;   // Of the phase that fills it.
+};
+
+template <typename Arch, uint32_t kHeadDim, uint32_t kTilesN>
+class DecodeWarp {
+ public:
+  static constexpr uint32_t kRows = 8 * kTilesN;
+  static constexpr uint32_t kStageTokens = StageTokens(kHeadDim);
+  static_assert(kRows <= DecodeRowsMax(kHeadDim));
+  static_assert(kRows * kHeadDim * 4 <= StageBytes(kHeadDim), "a stage holds the merge buffer");
+
+  KVTIER_DEVICE DecodeWarp(const DecodeParams& params, const DecodeShared& shared,
+                           SharedAddress memory, uint32_t item_end)
+      : params_(params),
+        shared_(shared),
+        memory_(memory),
+        item_end_(item_end),
+        warp_(ThreadX() / 32),
+        lane_(ThreadX() % 32),
+        warp_count_(BlockSizeX() / 32),
+        stream_(params, memory + shared.splits, IsNvfp4(params) ? item_end : 0, warp_,
+                warp_count_) {}
+
+  KVTIER_DEVICE void Run() {
+    for (uint32_t i = 0; i + 1 < params_.stage_count; ++i) IssueNext();
+    for (uint32_t index = BlockX(); index < item_end_; index += GridX()) {
+      const DecodeItem item = ItemAt(params_, memory_ + shared_.splits, index, kStageTokens);
+      const Merger merger(params_, shared_, memory_, item);
+      merger.Merge(IsNvfp4(params_) && !item.is_tail ? AttendStages(item, merger)
+                                                     : AttendRows(item, merger));
+      // The merge buffer becomes the target of a bulk copy again.
+      if constexpr (Arch::kCopiesBulk) FenceProxyAsync();
+      SyncWarp();
+    }
+    if constexpr (!Arch::kCopiesBulk) WaitCopies<0>();  // Empty groups are left at most.
+    ReportDamage();
+  }
+
+ private:
+  using Merger = ResultMerger<Arch, kHeadDim, kTilesN>;
+
+  static KVTIER_DEVICE bool IsNvfp4(const DecodeParams& params) {
+    return params.k_format == SideFormat::kNvfp4 && params.v_format == SideFormat::kNvfp4;
+  }
+  KVTIER_DEVICE SharedAddress Slot(uint32_t slot) const {
+    return memory_ + (warp_ * params_.stage_count + slot) * StageBytes(kHeadDim);
+  }
+  KVTIER_DEVICE SharedAddress Barrier(uint32_t slot) const {
+    return memory_ + shared_.barriers + (warp_ * params_.stage_count + slot) * 8;
+  }
+  KVTIER_DEVICE void IssueNext() {
+    stream_.Issue(Slot(ring_.issue), Barrier(ring_.issue), lane_);
+    ring_.issue = ring_.issue + 1 == params_.stage_count ? 0 : ring_.issue + 1;
+  }
+  KVTIER_DEVICE void AwaitStage() {
+    if constexpr (Arch::kCopiesBulk) {
+      MbarrierWait(Barrier(ring_.consume), ring_.parity);
+    } else {
+      WaitCopies<1>();
+      SyncWarp();
+    }
+  }
+
+  // Both publish what this warp has of the item and return the unit of the values.
+  KVTIER_DEVICE float AttendStages(const DecodeItem& item, const Merger& merger) {
+    const uint32_t g = lane_ / 4;
+    const uint32_t t = lane_ % 4;
+    PassQuery<kHeadDim, kTilesN> query;
+    query.template Load<Arch>(params_, item, g, t);
+    const uint32_t context = item.sealed_tokens + item.tail_tokens;
+    const uint32_t all_see_end = FloorSub(context, params_.query_len - 1);
+    const uint32_t all_see_begin = params_.window == 0 ? 0 : FloorSub(context, params_.window);
+    StageAttention<Arch, kHeadDim, kTilesN> attention;
+    const uint32_t step = kStageTokens * warp_count_;
+    for (uint32_t first = item.begin_token + warp_ * kStageTokens; first < item.end_token;
+         first += step) {
+      IssueNext();
+      AwaitStage();
+      const SharedAddress stage = Slot(ring_.consume);
+      const uint32_t count = MinU32(kStageTokens, item.end_token - first);
+      const bool masked =
+          count < kStageTokens || first < all_see_begin || first + kStageTokens > all_see_end;
+      if (masked) {
+        attention.template Add<true>(stage, first, count, g, t, query, params_, damage_);
+      } else {
+        attention.template Add<false>(stage, first, count, g, t, query, params_, damage_);
+      }
+      SyncWarp();
+      ring_.consume = ring_.consume + 1 == params_.stage_count ? 0 : ring_.consume + 1;
+      ring_.parity ^= ring_.consume == 0 ? 1 : 0;
+    }
+    merger.Publish(attention.result, Slot(ring_.issue));
+    return CodeUnit<Arch>() * LoadConstant(params_.g_v + item.kv_head);
+  }
+
+  KVTIER_DEVICE float AttendRows(const DecodeItem& item, const Merger& merger) {
+    const SharedAddress buffer = Slot(ring_.issue);
+    RowQuery<kHeadDim, kRows> query;
+    query.Load(params_, item, buffer, lane_);
+    const RowReader<kHeadDim> reader(params_, item);
+    RowAttention<kHeadDim, kRows> attention;
+    constexpr uint32_t kChunk = RowAttention<kHeadDim, kRows>::kChunkTokens;
+    const uint32_t begin = item.is_tail ? 0 : item.begin_token;
+    const uint32_t end = item.is_tail ? item.tail_tokens : item.end_token;
+    const uint32_t origin = item.is_tail ? item.sealed_tokens : 0;
+    for (uint32_t first = begin + warp_ * kChunk; first < end; first += kChunk * warp_count_) {
+      attention.AddTokens(reader, buffer, query, first, MinU32(kChunk, end - first), origin + first,
+                          lane_, damage_);
+    }
+    SyncWarp();
+    attention.Publish(merger, buffer, lane_);
+    if (item.is_tail) return params_.tail_v_scale;
+    return params_.v_format == SideFormat::kBf16 ? 1.0F : LoadConstant(params_.g_v + item.kv_head);
+  }
+
+  KVTIER_DEVICE void ReportDamage() const {
+    if ((damage_ & 0x80808080U) != 0 && !params_.damage_count.is_null()) {
+      AddCounter(params_.damage_count, 1);
+    }
+  }
+
+  const DecodeParams& params_;
+  const DecodeShared& shared_;
+  SharedAddress memory_;
+  uint32_t item_end_;
+  uint32_t warp_;
+  uint32_t lane_;
+  uint32_t warp_count_;
+  StageStream<Arch, kHeadDim> stream_;
+  RingPosition ring_;
+  uint32_t damage_ = 0;
+};
+
+// ends[i] = items of sequences 0 to i, for one kv head and pass. All threads of the block.
+KVTIER_DEVICE void CountItems(const DecodeParams& params, SharedAddress ends,
+                              uint32_t stage_tokens) {
+  for (uint32_t i = ThreadX(); i < params.batch_size; i += BlockSizeX()) {
+    StoreShared(ends + 4 * i, ItemCount(params, i, stage_tokens));
+  }
+  SyncThreads();
+  // A scan in place: every thread adds what lies `step` before its entries.
+  constexpr uint32_t kEntriesMax = kDecodeBatchMax / (32 * kDecodeWarpsMin);
+  for (uint32_t step = 1; step < params.batch_size; step *= 2) {
+    uint32_t sums[kEntriesMax];
+    KVTIER_UNROLL
+    for (uint32_t e = 0; e < kEntriesMax; ++e) {
+      const uint32_t i = ThreadX() + e * BlockSizeX();
+      if (i >= params.batch_size) continue;
+      sums[e] = LoadShared<uint32_t>(ends + 4 * i);
+      if (i >= step) sums[e] += LoadShared<uint32_t>(ends + 4 * (i - step));
+    }
+    SyncThreads();
+    KVTIER_UNROLL
+    for (uint32_t e = 0; e < kEntriesMax; ++e) {
+      const uint32_t i = ThreadX() + e * BlockSizeX();
+      if (i < params.batch_size) StoreShared(ends + 4 * i, sums[e]);
+    }
+    SyncThreads();
+  }
+}
+
+template <typename Arch, uint32_t kHeadDim, uint32_t kTilesN>
+KVTIER_DEVICE void DecodeBody(const DecodeParams& params) {
+  const SharedAddress memory = SharedBegin();
+  const DecodeShared shared =
+      SharedLayout(kHeadDim, BlockSizeX() / 32, params.stage_count, params.batch_size);
+  if constexpr (Arch::kCopiesBulk) {
+    for (uint32_t i = ThreadX(); i < BlockSizeX() / 32 * params.stage_count; i += BlockSizeX()) {
+      MbarrierInit(memory + shared.barriers + 8 * i, 1);
+    }
+    FenceProxyAsync();
+  }
+  CountItems(params, memory + shared.splits, StageTokens(kHeadDim));
+  const uint32_t items =
+      LoadShared<uint32_t>(memory + shared.splits + 4 * (params.batch_size - 1)) *
+      params.kv_head_count * params.pass_count;
+  DecodeWarp<Arch, kHeadDim, kTilesN>(params, shared, memory, items).Run();
+}
+
+}  // namespace kvtier::kernels::cuda::inline KVTIER_CUDA_FLAVOUR
+
+#endif  // KVTIER_KERNELS_CUDA_DECODE_KERNEL_H_

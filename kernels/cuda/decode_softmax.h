@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef KVTIER_KERNELS_CUDA_DECODE_SOFTMAX_H_
+#define KVTIER_KERNELS_CUDA_DECODE_SOFTMAX_H_
+
+#include <cstdint>
+
+#include "kernels/cuda/decode_params.h"
+#include "kernels/cuda/decode_ring.h"
+#include "kernels/cuda/primitives.h"
+
+// Scores and what the rows of a pass see. Scores are in units of log2: weights are powers of 2.
+
+namespace kvtier::kernels::cuda::inline KVTIER_CUDA_FLAVOUR {
+
+inline constexpr float kLog2E = 1.4426950408889634F;
+inline constexpr float kLn2 = 0.6931471805599453F;
+
+// Below every score that counts; a maximum that is still this has seen no token. Finite, so that
+// differences with -inf are not NaN.
+inline constexpr float kNoScore = -1e30F;
+inline constexpr float kHiddenScore = -__builtin_huge_valf();
+
+KVTIER_DEVICE uint32_t RowsOfHead(const DecodeParams& params) {
+  return params.query_len * params.group_heads;
+}
+// Row among all query rows of the launch.
+KVTIER_DEVICE uint64_t QueryRow(const DecodeParams& params, const DecodeItem& item, uint32_t row) {
+  const uint64_t position = uint64_t{item.sequence} * params.query_len + row / params.group_heads;
+  return position * params.kv_head_count * params.group_heads + item.kv_head * params.group_heads +
+         row % params.group_heads;
+}
+
+// Tokens [begin, end) of the context that a row sees.
+struct Visible {
+  uint32_t begin;
+  uint32_t end;
+};
+KVTIER_DEVICE Visible VisibleTokens(const DecodeParams& params, const DecodeItem& item,
+                                    uint32_t row) {
+  const uint32_t position = row / params.group_heads;
+  const uint32_t end =
+      FloorSub(item.sealed_tokens + item.tail_tokens, FloorSub(params.query_len - 1, position));
+  return {params.window == 0 ? 0 : FloorSub(end, params.window), end};
+}
+
+// cap * tanh(score / cap), in log2 units; `inverse` is 1 / cap.
+KVTIER_DEVICE float SoftCap(float score, float cap, float inverse) {
+  // tanh(x) = 1 - 2 / (e^2x + 1); score is x * cap * log2(e). An infinite power gives 1.
+  const float power = Exp2(2.0F * score * inverse);
+  return cap * kLog2E * (1.0F - 2.0F * Exp2(-Log2(power + 1.0F)));
+}
+
+}  // namespace kvtier::kernels::cuda::inline KVTIER_CUDA_FLAVOUR
+
+#endif  // KVTIER_KERNELS_CUDA_DECODE_SOFTMAX_H_
