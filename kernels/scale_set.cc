@@ -12,7 +12,7 @@ bool IsScaleOf(SideFormat format, float g) {
     case SideFormat::kNvfp4:
       return IsValidGlobalScale(g);
     case SideFormat::kFp8:
-      return std::isfinite(g) && g > 0.0F;
+      return g > 0.0F && std::isfinite(g) && std::isfinite(1.0F / g);
     case SideFormat::kBf16:
       return g == 1.0F;
   }
@@ -59,13 +59,12 @@ Status Validate(const ScaleSet& set) {
     return Status::InvalidArgument("g_k and g_v need a value per layer and kv head");
   }
   for (uint64_t i = 0; i < head_count; ++i) {
-    const LayerFormat format =
-        set.layer_formats.empty() ? LayerFormat{} : set.layer_formats[i / set.kv_head_count];
+    const LayerFormat format = LayerFormatOf(set, static_cast<uint32_t>(i / set.kv_head_count));
     if (const Status status = Validate(format); !status.ok()) return status;
     if (!IsScaleOf(format.k, set.g_k[i]) || !IsScaleOf(format.v, set.g_v[i])) {
       return Status::InvalidArgument(
-          "a global scale is not a power of two in [2^-100, 2^100] (NVFP4), finite and above 0 "
-          "(FP8) or 1 (BF16)");
+          "a global scale is not a power of two in [2^-100, 2^100] (NVFP4), above 0 and "
+          "finite with its reciprocal (FP8) or 1 (BF16)");
     }
   }
   return ValidateTransform(set, head_count);

@@ -23,7 +23,7 @@ struct ScaleSet {
   ScaleSearch search = ScaleSearch::kAmax6;
 
   // [layer_count][kv_head_count]. Of an NVFP4 side a power of two in [2^-100, 2^100], of an FP8
-  // side any finite value above 0, of a BF16 side 1.
+  // side any value above 0 that is finite and has a finite reciprocal, of a BF16 side 1.
   std::span<const float> g_k;
   std::span<const float> g_v;
 
@@ -38,6 +38,11 @@ struct ScaleSet {
 // Errors: kInvalidArgument for a shape that no block has, a span of another size, or a value
 // outside what is said above. A set that passes gives options that SealTile and Decode accept.
 Status Validate(const ScaleSet& set);
+
+// The format of a layer's tiles, for SealTile. Requires: Validate(set).ok() and an index in range.
+constexpr LayerFormat LayerFormatOf(const ScaleSet& set, uint32_t layer_idx) {
+  return set.layer_formats.empty() ? LayerFormat{} : set.layer_formats[layer_idx];
+}
 
 // What seals tiles of (layer, kv head). Views into the set. Requires: Validate(set).ok() and
 // indices in range.

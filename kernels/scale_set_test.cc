@@ -79,6 +79,11 @@ TEST(ScaleSetTest, RefusesEverythingElse) {
          c->formats[0].k = SideFormat::kFp8;
          c->g_k[1] = 0;
        }},
+      {"fp8 scale without reciprocal",
+       [](Case* c) {
+         c->formats[0].k = SideFormat::kFp8;
+         c->g_k[1] = 0x1p-140F;
+       }},
       {"bf16 scale 2", [](Case* c) { c->formats[0].k = SideFormat::kBf16; }},
   };
   for (const auto& [name, damage] : cases) {
@@ -110,6 +115,11 @@ TEST(ScaleSetTest, HandsOutTheScalesOfLayerAndHead) {
   EXPECT_EQ(args.k_mean.size(), 2 * 64U);
   EXPECT_EQ(args.k_smooth.data(), &c.k_smooth[2 * 64]);
   EXPECT_EQ(args.layer_formats.size(), 3U);
+  c.formats[1].v = SideFormat::kFp8;
+  EXPECT_EQ(LayerFormatOf(c.set, 1), c.formats[1]);
+  EXPECT_EQ(LayerFormatOf(c.set, 2), LayerFormat{});
+  c.set.layer_formats = {};
+  EXPECT_EQ(LayerFormatOf(c.set, 1), LayerFormat{});
 
   c.set.k_mean = {};
   EXPECT_TRUE(SealOptionsOf(c.set, 0, 0).k_mean.empty());

@@ -259,6 +259,7 @@ absl::StatusOr<Provenance::File> DescribeFile(const std::string& path) {
 }
 
 std::string ScaleSetId(const ScaleSetData& scales) {
+  const kernels::ScaleSet set = scales.View();
   Sha256 hash;
   hash.Add("kvtier.scale_set 1\n");
   hash.AddNumber(scales.layer_count);
@@ -266,8 +267,7 @@ std::string ScaleSetId(const ScaleSetData& scales) {
   hash.AddNumber(scales.head_dim);
   hash.AddNumber(static_cast<uint32_t>(scales.search));
   for (uint32_t layer = 0; layer < scales.layer_count; ++layer) {
-    const auto format =
-        scales.layer_formats.empty() ? kernels::LayerFormat{} : scales.layer_formats[layer];
+    const auto format = kernels::LayerFormatOf(set, layer);
     hash.AddNumber(static_cast<uint32_t>(format.k) << 8 | static_cast<uint32_t>(format.v));
   }
   hash.AddNumber((scales.k_mean.empty() ? 0U : 1U) | (scales.k_smooth.empty() ? 0U : 2U));
@@ -296,20 +296,20 @@ std::string_view SideFormatName(SideFormat format) {
 
 std::string FormatScaleSet(const ScaleSetFile& file) {
   const ScaleSetData& scales = file.scales;
+  const kernels::ScaleSet set = scales.View();
   std::string out = absl::StrFormat(
       "{\n  \"format\": \"%s\",\n  \"version\": %d,\n  \"id\": \"%s\",\n  \"layer_count\": %d,\n"
       "  \"kv_head_count\": %d,\n  \"head_dim\": %d,\n  \"search\": \"%s\",\n  \"layers\": [",
       kFormat, kVersion, ScaleSetId(scales), scales.layer_count, scales.kv_head_count,
       scales.head_dim, SearchName(scales.search));
   const size_t dim = scales.head_dim;
-  for (size_t layer = 0; layer < scales.layer_count; ++layer) {
-    const auto format =
-        scales.layer_formats.empty() ? kernels::LayerFormat{} : scales.layer_formats[layer];
+  for (uint32_t layer = 0; layer < scales.layer_count; ++layer) {
+    const auto format = kernels::LayerFormatOf(set, layer);
     out +=
         absl::StrFormat("%s\n    {\"k\": \"%s\", \"v\": \"%s\", \"heads\": [",
                         layer == 0 ? "" : ",", SideFormatName(format.k), SideFormatName(format.v));
     for (size_t h = 0; h < scales.kv_head_count; ++h) {
-      const size_t head = layer * scales.kv_head_count + h;
+      const size_t head = size_t{layer} * scales.kv_head_count + h;
       out += h == 0 ? "\n      {\"g_k\": " : ",\n      {\"g_k\": ";
       AppendNumber(scales.g_k[head], &out);
       out += ", \"g_v\": ";

@@ -43,10 +43,6 @@ std::string RangeText(const Range& range, bool as_power) {
   return text(range.min) + " .. " + text(range.max);
 }
 
-kernels::LayerFormat FormatOf(const ScaleSetData& scales, size_t layer) {
-  return scales.layer_formats.empty() ? kernels::LayerFormat{} : scales.layer_formats[layer];
-}
-
 Json RangeJson(const Range& range) { return {{"min", range.min}, {"max", range.max}}; }
 
 std::string TransformText(const ScaleSetFile& file) {
@@ -72,10 +68,10 @@ Json ScalesJson(const ScaleSetFile& file) {
   const ScaleSetData& scales = file.scales;
   const Provenance& provenance = file.provenance;
   Json layers = Json::array();
-  for (size_t i = 0; i < scales.layer_count; ++i) {
+  for (uint32_t i = 0; i < scales.layer_count; ++i) {
     Json layer = {{"layer", i},
-                  {"k", SideFormatName(FormatOf(scales, i).k)},
-                  {"v", SideFormatName(FormatOf(scales, i).v)},
+                  {"k", SideFormatName(kernels::LayerFormatOf(scales.View(), i).k)},
+                  {"v", SideFormatName(kernels::LayerFormatOf(scales.View(), i).v)},
                   {"g_k", RangeJson(RangeOf(scales.g_k, i, scales.layer_count))},
                   {"g_v", RangeJson(RangeOf(scales.g_v, i, scales.layer_count))}};
     for (const auto& [name, vector] :
@@ -111,13 +107,15 @@ Json ScalesJson(const ScaleSetFile& file) {
 std::string ScalesText(const ScaleSetFile& file) {
   const ScaleSetData& scales = file.scales;
   TextTable table({"LAYER>", "K", "V", "G_K", "G_V", "K_MEAN", "K_SMOOTH"});
-  for (size_t i = 0; i < scales.layer_count; ++i) {
+  for (uint32_t i = 0; i < scales.layer_count; ++i) {
     const auto range = [&](const std::vector<float>& values, bool as_power) {
       return values.empty() ? "-" : RangeText(RangeOf(values, i, scales.layer_count), as_power);
     };
-    table.Add({std::to_string(i), std::string(SideFormatName(FormatOf(scales, i).k)),
-               std::string(SideFormatName(FormatOf(scales, i).v)), range(scales.g_k, true),
-               range(scales.g_v, true), range(scales.k_mean, false), range(scales.k_smooth, true)});
+    table.Add({std::to_string(i),
+               std::string(SideFormatName(kernels::LayerFormatOf(scales.View(), i).k)),
+               std::string(SideFormatName(kernels::LayerFormatOf(scales.View(), i).v)),
+               range(scales.g_k, true), range(scales.g_v, true), range(scales.k_mean, false),
+               range(scales.k_smooth, true)});
   }
   const std::string model = absl::CHexEscape(file.provenance.model);
   return absl::StrFormat(
