@@ -129,7 +129,8 @@ TEST(Primitives, MultipliesMatrices) {
     ASSERT_TRUE(report.ok()) << report.ToString();
     for (uint32_t row = 0; row < 16; ++row) {
       for (uint32_t column = 0; column < 8; ++column) {
-        float expected = 1.0F + static_cast<float>(column % 2 + row / 8 * 2);
+        const uint32_t element = column % 2 + row / 8 * 2;
+        float expected = 1.0F + static_cast<float>(element);
         for (uint32_t k = 0; k < 16; ++k) expected += a[row * 16 + k] * b[k * 8 + column];
         EXPECT_EQ(out[row * 8 + column], expected);
       }

@@ -66,6 +66,7 @@ struct Global {
   // The same address plus `bytes`, as another type.
   template <typename U>
   KVTIER_HOST_DEVICE Global<U> At(uint64_t bytes) const {
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): addresses come from device memory, as integers.
     return {reinterpret_cast<U*>(reinterpret_cast<uintptr_t>(address) + bytes)};
   }
 };

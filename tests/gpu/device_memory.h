@@ -29,7 +29,7 @@ class DeviceArray {
   }
   explicit DeviceArray(std::span<const T> values) : DeviceArray(values.size()) { Upload(values); }
   explicit DeviceArray(const std::vector<T>& values) : DeviceArray(std::span<const T>(values)) {}
-  ~DeviceArray() { cudaFree(data_); }
+  ~DeviceArray() { cudaFree(static_cast<void*>(data_)); }
   DeviceArray(const DeviceArray&) = delete;
   DeviceArray& operator=(const DeviceArray&) = delete;
 
@@ -37,12 +37,14 @@ class DeviceArray {
   size_t size() const { return count_; }
 
   void Upload(std::span<const T> values) {
-    CheckCuda(cudaMemcpy(data_, values.data(), values.size_bytes(), cudaMemcpyHostToDevice),
+    CheckCuda(cudaMemcpy(static_cast<void*>(data_), static_cast<const void*>(values.data()),
+                         values.size_bytes(), cudaMemcpyHostToDevice),
               "copy to the device");
   }
   std::vector<T> Download() const {
     std::vector<T> values(count_);
-    CheckCuda(cudaMemcpy(values.data(), data_, count_ * sizeof(T), cudaMemcpyDeviceToHost),
+    CheckCuda(cudaMemcpy(static_cast<void*>(values.data()), static_cast<const void*>(data_),
+                         count_ * sizeof(T), cudaMemcpyDeviceToHost),
               "copy from the device");
     return values;
   }

@@ -10,10 +10,9 @@
 namespace kvtier::gpu {
 namespace {
 
-constexpr Options kSmall{.is_sanitized = true, .has_benchmarks = false, .compute_sanitizer = ""};
-
 Suite EmulatedSuite() {
-  return Suite({.name = "emulated \"GPU\"", .major = 9, .minor = 0}, kSmall);
+  return Suite({.name = "emulated \"GPU\"", .major = 9, .minor = 0},
+               {.is_sanitized = true, .has_benchmarks = false, .compute_sanitizer = ""});
 }
 
 TEST(GpuSuite, ChecksPrimitives) {

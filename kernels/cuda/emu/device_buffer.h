@@ -26,7 +26,7 @@ struct DeviceAllocator {
     return static_cast<T*>(::operator new(count * sizeof(T), kAlignment));
   }
   void deallocate(T* pointer, size_t count) {
-    ::operator delete(pointer, count * sizeof(T), kAlignment);
+    ::operator delete(static_cast<void*>(pointer), count * sizeof(T), kAlignment);
   }
   friend bool operator==(const DeviceAllocator&, const DeviceAllocator&) { return true; }
 };

@@ -151,6 +151,7 @@ void DivergentHalfAtTheBarrier() {
   }
 }
 void DivergentLanesAtTwoBarriers() {
+  // NOLINTNEXTLINE(bugprone-branch-clone): the two places are the point.
   if (LaneId() < 16) {
     SyncThreads();
   } else {

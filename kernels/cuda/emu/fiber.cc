@@ -149,7 +149,7 @@ void Fiber::Prepare() {
   *--top = reinterpret_cast<void*>(&Fiber::Main);
   *--top = this;
   for (int i = 0; i < 3; ++i) *--top = nullptr;
-  context_->own_stack_pointer = top;
+  context_->own_stack_pointer = static_cast<void*>(top);
 #else
   getcontext(&context_->own);
   context_->own.uc_stack.ss_sp = context_->stack;
