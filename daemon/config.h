@@ -28,6 +28,13 @@ struct MemoryTierConfig {
   double low_watermark = 0.90;
 };
 
+// Where hbm is; keys of the section hbm, too.
+struct HbmDeviceConfig {
+  // "cuda": memory of a GPU. "cpu": shared memory that stands in for it.
+  std::string device = "cpu";
+  uint32_t cuda_device_idx = 0;
+};
+
 struct ServerConfig {
   std::string run_dir = "/run/kvtierd";
   std::string data_dir = "/var/lib/kvtierd";
@@ -57,6 +64,7 @@ struct LogConfig {
 // A plain value.
 struct Config {
   ServerConfig server;
+  HbmDeviceConfig hbm_device;
   MemoryTierConfig hbm{.capacity_bytes = 64ULL << 20, .segment_bytes = 16ULL << 20};
   MemoryTierConfig host{.capacity_bytes = 256ULL << 20, .segment_bytes = 32ULL << 20};
   NvmeConfig nvme;

@@ -70,10 +70,16 @@ const std::vector<KeySpec>& Keys() {
        ChoiceKey{KVTIER_FIELD(server.default_tenant_uids), {"same", "any"}},
        "Who is the tenant \"default\": uid 0 and the daemon's own uid, or every uid that no "
        "[[tenant]] names."},
+      {"hbm.device", ChoiceKey{KVTIER_FIELD(hbm_device.device), {"cpu", "cuda"}},
+       "Where hbm is: cuda is the memory of a GPU, cpu is shared memory that stands in for it."},
+      {"hbm.cuda_device_idx", IntegerKey{KVTIER_FIELD(hbm_device.cuda_device_idx), 0, 63},
+       "The GPU of the cuda device, counted as CUDA_VISIBLE_DEVICES lets the daemon see them."},
       {"hbm.capacity_bytes", BytesKey{KVTIER_FIELD(hbm.capacity_bytes), kMiB, 16 * kTiB},
        "Size of the hbm tier."},
       {"hbm.segment_bytes", BytesKey{KVTIER_FIELD(hbm.segment_bytes), 64 * kKiB, kGiB},
-       "Unit in which hbm is given to tenants and block sizes; a block must fit."},
+       "Unit in which hbm is given to tenants and block sizes; a block must fit. On the cuda "
+       "device "
+       "a multiple of 2 MiB."},
       {"hbm.high_watermark", RatioKey{KVTIER_FIELD(hbm.high_watermark)},
        "Share of capacity above which blocks are demoted to host."},
       {"hbm.low_watermark", RatioKey{KVTIER_FIELD(hbm.low_watermark)},

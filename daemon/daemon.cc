@@ -24,11 +24,12 @@
 #include "daemon/requests.h"
 #include "policy/policy.h"
 #include "proto/base/status_util.h"
+#include "tiers/cuda/cuda_tier.h"
+#include "tiers/cuda/real_driver.h"
 
 namespace kvtier {
 namespace {
 
-constexpr char kDevice[] = "cpu";
 constexpr char kServiceName[] = "kvtier.v1.ContextStoreService";
 constexpr uint32_t kAdminSocketMode = 0600;
 // Write and Read streams at once; each holds one message of at most 4 MiB.
@@ -46,27 +47,75 @@ NvmeIoEngine ParseIoEngine(const std::string& name) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Config& config) {
+absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Config& config,
+                                                      std::shared_ptr<CudaDriver> cuda) {
   KVT_ASSIGN_OR_RETURN(RunDir run_dir, RunDir::Lock(config.server.run_dir));
-  std::unique_ptr<Daemon> daemon(new Daemon(config, std::move(run_dir)));
+  std::unique_ptr<Daemon> daemon(new Daemon(config, std::move(run_dir), std::move(cuda)));
   KVT_RETURN_IF_ERROR(daemon->OpenTiers());
   KVT_RETURN_IF_ERROR(daemon->OpenStore());
   KVT_RETURN_IF_ERROR(daemon->Listen());
+  {
+    absl::MutexLock lock(&daemon->failure_mutex_);
+    if (!daemon->failure_.ok()) return daemon->failure_;
+    daemon->serving_ = true;
+  }
   return daemon;
 }
 
-Daemon::Daemon(const Config& config, RunDir run_dir)
+Daemon::Daemon(const Config& config, RunDir run_dir, std::shared_ptr<CudaDriver> cuda)
     : config_(config),
       epoch_(RandomNonZero()),
       tenants_(config, geteuid()),
-      run_dir_(std::move(run_dir)) {}
+      run_dir_(std::move(run_dir)),
+      cuda_(std::move(cuda)) {}
 
 Daemon::~Daemon() { Stop(); }
 
+absl::StatusOr<std::unique_ptr<MappedTier>> Daemon::OpenHbm() {
+  if (config_.hbm_device.device != "cuda") {
+    return MemoryTier::Create({.id = TierId::kHbm,
+                               .capacity_bytes = config_.hbm.capacity_bytes,
+                               .segment_bytes = config_.hbm.segment_bytes});
+  }
+  if (cuda_ == nullptr) {
+    auto driver = OpenCudaDriver();
+    if (!driver.ok()) return Annotate(driver.status(), "hbm.device = cuda");
+    cuda_ = std::move(driver).value();
+  }
+  KVT_ASSIGN_OR_RETURN(const std::vector<CudaDeviceInfo> devices, cuda_->Devices());
+  if (config_.hbm_device.cuda_device_idx >= devices.size()) {
+    return Invalid("hbm.cuda_device_idx: %d, but the CUDA driver sees %d devices",
+                   config_.hbm_device.cuda_device_idx, devices.size());
+  }
+  const CudaDeviceInfo& info = devices[config_.hbm_device.cuda_device_idx];
+  KVT_ASSIGN_OR_RETURN(std::unique_ptr<CudaDevice> device, cuda_->OpenDevice(info.ordinal));
+  Log(LogLevel::kInfo, "hbm on CUDA",
+      {{"device", info.name}, {"uuid", CudaUuidText(info.uuid)}, {"bytes", info.total_bytes}});
+  return CudaTier::Create(std::move(device),
+                          {.capacity_bytes = config_.hbm.capacity_bytes,
+                           .segment_bytes = config_.hbm.segment_bytes,
+                           .on_lost = [this](const absl::Status& reason) { OnHbmLost(reason); }});
+}
+
+void Daemon::OnHbmLost(const absl::Status& reason) {
+  Log(LogLevel::kError, "hbm is lost; host and nvme serve until the end",
+      {{"reason", FromAbsl(reason.message())}});
+  absl::MutexLock lock(&failure_mutex_);
+  failure_ = reason;
+  if (!serving_) return;
+  SetServing(false);
+  store_->Run([](core::StoreCore& core, core::TimeMs now_ms, core::Effects* effects) {
+    core.LoseTier(TierId::kHbm, now_ms, effects);
+  });
+}
+
+absl::Status Daemon::failure() const {
+  absl::MutexLock lock(&failure_mutex_);
+  return failure_;
+}
+
 absl::Status Daemon::OpenTiers() {
-  KVT_ASSIGN_OR_RETURN(hbm_, MemoryTier::Create({.id = TierId::kHbm,
-                                                 .capacity_bytes = config_.hbm.capacity_bytes,
-                                                 .segment_bytes = config_.hbm.segment_bytes}));
+  KVT_ASSIGN_OR_RETURN(hbm_, OpenHbm());
   KVT_ASSIGN_OR_RETURN(host_, MemoryTier::Create({.id = TierId::kHost,
                                                   .capacity_bytes = config_.host.capacity_bytes,
                                                   .segment_bytes = config_.host.segment_bytes}));
@@ -161,7 +210,7 @@ absl::Status Daemon::Listen() {
                                                            .data_calls = data_calls_.get()});
   admin_service_ = std::make_unique<AdminService>(
       AdminService::Options{.epoch = epoch_,
-                            .device = kDevice,
+                            .device = config_.hbm_device.device,
                             .io_engine = nvme_ == nullptr ? "" : nvme_->Stats().io_engine},
       store_.get(), &tenants_);
   grpc::EnableDefaultHealthCheckService(true);
@@ -248,6 +297,10 @@ void Daemon::StopServers(uint64_t grace_ms) {
 
 void Daemon::Stop() {
   if (std::exchange(stopped_, true)) return;
+  {
+    absl::MutexLock lock(&failure_mutex_);
+    serving_ = false;
+  }
   const uint64_t start_ms = MonotonicMs();
   const uint64_t timeout_ms = config_.server.drain_timeout_ms;
   const uint64_t close_ms = std::min(kCloseMsMax, timeout_ms / 2);

@@ -6,7 +6,9 @@
 #include <memory>
 #include <string>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "daemon/admin_service.h"
 #include "daemon/config.h"
 #include "daemon/context_store_service.h"
@@ -16,6 +18,7 @@
 #include "daemon/session_table.h"
 #include "daemon/store.h"
 #include "daemon/tenants.h"
+#include "tiers/cuda/driver.h"
 #include "tiers/memory/memory_tier.h"
 #include "tiers/nvme/nvme_tier.h"
 
@@ -28,7 +31,10 @@ class Daemon {
   // Locks the directories, opens and recovers the tiers, listens. When it returns, clients are
   // served. Errors: INVALID_ARGUMENT for what the configuration asks for and cannot be,
   // FAILED_PRECONDITION when another daemon has the directories, and those of the system.
-  static absl::StatusOr<std::unique_ptr<Daemon>> Start(const Config& config);
+  // `cuda` is for the cuda device, and for tests; null: the driver of this machine, if it is
+  // needed.
+  static absl::StatusOr<std::unique_ptr<Daemon>> Start(const Config& config,
+                                                       std::shared_ptr<CudaDriver> cuda = nullptr);
 
   // Stops within server.drain_timeout_ms: not ready any more, waiters answered, sessions ended,
   // memory written to nvme, sockets closed, tiers closed. Idempotent.
@@ -37,14 +43,21 @@ class Daemon {
   Daemon(const Daemon&) = delete;
   Daemon& operator=(const Daemon&) = delete;
 
+  // OK while this daemon can do what it was configured for. Else why it cannot any more, for good:
+  // hbm is gone with its GPU. host and nvme are served until Stop, health says NOT_SERVING, and the
+  // process should end, since it can use the GPU no more. Thread-safe.
+  absl::Status failure() const ABSL_LOCKS_EXCLUDED(failure_mutex_);
+
   uint64_t epoch() const { return epoch_; }
   Store& store() { return *store_; }
   const RunDir& run_dir() const { return run_dir_; }
 
  private:
-  Daemon(const Config& config, RunDir run_dir);
+  Daemon(const Config& config, RunDir run_dir, std::shared_ptr<CudaDriver> cuda);
 
   absl::Status OpenTiers();
+  absl::StatusOr<std::unique_ptr<MappedTier>> OpenHbm();
+  void OnHbmLost(const absl::Status& reason) ABSL_LOCKS_EXCLUDED(failure_mutex_);
   absl::Status OpenStore();
   // Says what of the disk an operator should look at.
   void WarnAboutDisk() const;
@@ -63,7 +76,13 @@ class Daemon {
   const TenantTable tenants_;
   // Declared in the order of use: each is destroyed before what it uses.
   RunDir run_dir_;
-  std::unique_ptr<MemoryTier> hbm_;
+  std::shared_ptr<CudaDriver> cuda_;
+  // Held while the loss of hbm is dealt with, so that what that needs is there.
+  mutable absl::Mutex failure_mutex_;
+  absl::Status failure_ ABSL_GUARDED_BY(failure_mutex_);
+  // Start is over, and Stop has not begun.
+  bool serving_ ABSL_GUARDED_BY(failure_mutex_) = false;
+  std::unique_ptr<MappedTier> hbm_;
   std::unique_ptr<MemoryTier> host_;
   std::unique_ptr<NvmeTier> nvme_;
   std::unique_ptr<Store> store_;

@@ -229,7 +229,8 @@ bool HandleServer::Answer(ConnectionId id, int fd, const void* message, size_t m
   // Closing says that the process reaches no slot any more, which we cannot say of a process with a
   // session: its connection is closed by its end alone, whatever it sends.
   if (connections_.at(id).claimed) return true;
-  return sent && (reply.status == HandleStatus::kOk || reply.status == HandleStatus::kNoSegment);
+  return sent && (reply.status == HandleStatus::kOk || reply.status == HandleStatus::kNoSegment ||
+                  reply.status == HandleStatus::kUnavailable);
 }
 
 HandleReply HandleServer::Hello(ConnectionId id) {
@@ -263,12 +264,16 @@ HandleReply HandleServer::GetSegment(ConnectionId id, const HandleRequest& reque
   }
   absl::StatusOr<SegmentHandle> handle = callbacks_.export_segment(
       request.tier == 1 ? TierId::kHbm : TierId::kHost, request.segment_idx, request.writable == 1);
-  if (!handle.ok()) return NewReply(HandleStatus::kNoSegment);
+  if (!handle.ok()) {
+    return NewReply(absl::IsNotFound(handle.status()) ? HandleStatus::kNoSegment
+                                                      : HandleStatus::kUnavailable);
+  }
   UniqueFd fd(handle->fd);
   if (handle->owner != owner) return NewReply(HandleStatus::kNoSegment);
   *segment_fd = std::move(fd);
   HandleReply reply = NewReply(HandleStatus::kOk);
   reply.segment_bytes = handle->segment_bytes;
+  std::ranges::copy(handle->device_uuid, reply.device_uuid);
   return reply;
 }
 

@@ -210,7 +210,8 @@ TEST_F(HandleServerTest, GarbageIsAnsweredAndClosed) {
     EXPECT_TRUE(peer.Receive().closed);
   }
   Peer peer(path_);
-  EXPECT_EQ(peer.Ask({.version = 2}).reply.status, HandleStatus::kVersionMismatch);
+  EXPECT_EQ(peer.Ask({.version = kHandleWireVersion + 1}).reply.status,
+            HandleStatus::kVersionMismatch);
   EXPECT_TRUE(peer.Receive().closed);
 }
 

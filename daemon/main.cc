@@ -3,6 +3,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
@@ -25,6 +26,10 @@
 namespace kvtier {
 namespace {
 
+// How often a daemon that serves is asked whether it still can, and how long one that cannot goes
+// on: health checks see NOT_SERVING, and calls in flight are answered.
+constexpr absl::Duration kFailureCheckInterval = absl::Milliseconds(200);
+constexpr absl::Duration kFailureGrace = absl::Seconds(2);
 constexpr int kExitFailed = 1;
 constexpr int kExitUsage = 2;
 
@@ -87,6 +92,21 @@ void Notify(const std::string& state) {
   }
 }
 
+// The signal that came within `timeout`, or 0.
+int TakeSignal(const sigset_t& signals, absl::Duration timeout) {
+  const timespec wait = absl::ToTimespec(timeout);
+  return std::max(sigtimedwait(&signals, nullptr, &wait), 0);
+}
+
+// Waits for a signal to stop (returned) or for a failure of the daemon (0).
+int WaitForEnd(const sigset_t& signals, const Daemon& daemon) {
+  while (daemon.failure().ok()) {
+    if (const int signal = TakeSignal(signals, kFailureCheckInterval); signal != 0) return signal;
+  }
+  Notify("STATUS=failed: " + std::string(daemon.failure().message()));
+  return TakeSignal(signals, kFailureGrace);
+}
+
 int Serve(const Config& config, int ready_fd) {
   // Before any thread exists: all of them inherit this, and only WaitForStop takes these signals.
   const sigset_t stop_signals = StopSignals();
@@ -109,8 +129,7 @@ int Serve(const Config& config, int ready_fd) {
   if (ready_fd >= 0) {
     if (absl::Status told = NotifyReadyFd(ready_fd); !told.ok()) return Fail(told, kExitFailed);
   }
-  int stop_signal = 0;
-  sigwait(&stop_signals, &stop_signal);
+  const int stop_signal = WaitForEnd(stop_signals, *daemon);
   Log(LogLevel::kInfo, "stopping", {{"signal", stop_signal}});
   // The next signal has its default effect.
   pthread_sigmask(SIG_UNBLOCK, &stop_signals, nullptr);
@@ -118,7 +137,8 @@ int Serve(const Config& config, int ready_fd) {
   const StopWatch watch(config.server.drain_timeout_ms);
   daemon->Stop();
   Log(LogLevel::kInfo, "stopped");
-  return EXIT_SUCCESS;
+  // Only a new process can use a GPU that is lost: the supervisor is to start one.
+  return daemon->failure().ok() ? EXIT_SUCCESS : kExitFailed;
 }
 
 int Main(const std::vector<std::string>& arguments) {

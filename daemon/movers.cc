@@ -1,11 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "daemon/movers.h"
 
+#include <cstdlib>
+#include <memory>
+#include <span>
 #include <utility>
 
 #include "proto/base/check.h"
 
 namespace kvtier {
+namespace {
+
+// Page-aligned and whole pages, as nvme likes it.
+class BlockBuffer {
+ public:
+  explicit BlockBuffer(uint32_t payload_bytes)
+      : page_bytes_((payload_bytes + kPageBytes - 1) / kPageBytes * kPageBytes),
+        data_(static_cast<std::byte*>(std::aligned_alloc(kPageBytes, page_bytes_))) {
+    KVT_CHECK(data_ != nullptr);
+  }
+  std::span<std::byte> bytes() { return {data_.get(), page_bytes_}; }
+
+ private:
+  static constexpr size_t kPageBytes = 4096;
+  struct Freer {
+    void operator()(std::byte* data) const { std::free(data); }
+  };
+  const size_t page_bytes_;
+  const std::unique_ptr<std::byte, Freer> data_;
+};
+
+}  // namespace
 
 Tier* TierSet::At(TierId tier) const {
   switch (tier) {
@@ -41,23 +66,72 @@ Movers::~Movers() {
 }
 
 void Movers::Start(const core::Transfer& transfer) {
-  const bool copy = transfer.source_tier != TierId::kNvme && transfer.target_tier != TierId::kNvme;
   {
     absl::MutexLock lock(&mutex_);
     ++inflight_count_;
-    if (copy) queue_.push_back(transfer);
   }
-  if (copy) return;
-  auto done = [this, job = transfer.job](absl::Status status) { Finish(job, std::move(status)); };
   if (transfer.source_tier == TierId::kNvme) {
-    tiers_.nvme->Read(transfer.source, transfer.meta,
-                      tiers_.Memory(transfer.target_tier)->Mapped(transfer.target),
-                      std::move(done));
+    StartNvmeRead(transfer);
+  } else if (transfer.target_tier == TierId::kNvme) {
+    StartNvmeWrite(transfer);
   } else {
-    tiers_.nvme->Write(transfer.target, transfer.meta,
-                       tiers_.Memory(transfer.source_tier)->Mapped(transfer.source),
-                       std::move(done));
+    StartCopy(transfer);
   }
+}
+
+Tier::Done Movers::FinishOf(core::JobId job) {
+  return [this, job](absl::Status status) { Finish(job, std::move(status)); };
+}
+
+void Movers::StartCopy(const core::Transfer& transfer) {
+  MappedTier* const source = tiers_.Memory(transfer.source_tier);
+  MappedTier* const target = tiers_.Memory(transfer.target_tier);
+  const std::span<std::byte> source_bytes = source->Mapped(transfer.source);
+  const std::span<std::byte> target_bytes = target->Mapped(transfer.target);
+  if (source_bytes.empty()) {
+    source->Read(transfer.source, transfer.meta, target_bytes, FinishOf(transfer.job));
+  } else if (target_bytes.empty()) {
+    target->Write(transfer.target, transfer.meta, source_bytes, FinishOf(transfer.job));
+  } else {
+    absl::MutexLock lock(&mutex_);
+    queue_.push_back(transfer);
+  }
+}
+
+void Movers::StartNvmeRead(const core::Transfer& transfer) {
+  MappedTier* const target = tiers_.Memory(transfer.target_tier);
+  const std::span<std::byte> target_bytes = target->Mapped(transfer.target);
+  if (!target_bytes.empty()) {
+    tiers_.nvme->Read(transfer.source, transfer.meta, target_bytes, FinishOf(transfer.job));
+    return;
+  }
+  const auto buffer = std::make_shared<BlockBuffer>(transfer.meta.payload_bytes);
+  tiers_.nvme->Read(transfer.source, transfer.meta, buffer->bytes(),
+                    [this, transfer, target, buffer](absl::Status status) {
+                      if (!status.ok()) return Finish(transfer.job, std::move(status));
+                      target->Write(transfer.target, transfer.meta, buffer->bytes(),
+                                    [this, job = transfer.job, buffer](absl::Status written) {
+                                      Finish(job, std::move(written));
+                                    });
+                    });
+}
+
+void Movers::StartNvmeWrite(const core::Transfer& transfer) {
+  MappedTier* const source = tiers_.Memory(transfer.source_tier);
+  const std::span<std::byte> source_bytes = source->Mapped(transfer.source);
+  if (!source_bytes.empty()) {
+    tiers_.nvme->Write(transfer.target, transfer.meta, source_bytes, FinishOf(transfer.job));
+    return;
+  }
+  const auto buffer = std::make_shared<BlockBuffer>(transfer.meta.payload_bytes);
+  source->Read(transfer.source, transfer.meta, buffer->bytes(),
+               [this, transfer, buffer](absl::Status status) {
+                 if (!status.ok()) return Finish(transfer.job, std::move(status));
+                 tiers_.nvme->Write(transfer.target, transfer.meta, buffer->bytes(),
+                                    [this, job = transfer.job, buffer](absl::Status written) {
+                                      Finish(job, std::move(written));
+                                    });
+               });
 }
 
 void Movers::Work() {
@@ -81,7 +155,7 @@ void Movers::Copy(const core::Transfer& transfer) {
   MappedTier* const source = tiers_.Memory(transfer.source_tier);
   tiers_.Memory(transfer.target_tier)
       ->Write(transfer.target, transfer.meta, source->Mapped(transfer.source),
-              [this, job = transfer.job](absl::Status status) { Finish(job, std::move(status)); });
+              FinishOf(transfer.job));
 }
 
 void Movers::Finish(core::JobId job, absl::Status status) {

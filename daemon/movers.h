@@ -26,8 +26,9 @@ struct TierSet {
   MappedTier* Memory(TierId tier) const;
 };
 
-// Runs the transfers that the store core asks for. A copy between memory tiers is done by a pool of
-// workers; nvme queues its own. The core bounds the transfers in flight, and so the queue here.
+// Runs the transfers that the store core asks for. A copy between mapped memory tiers is done by a
+// pool of workers; nvme and the cuda device queue their own. Between those two, bytes go through a
+// buffer of one block. The core bounds the transfers in flight, and so the queue and the buffers.
 // Thread-safe.
 class Movers {
  public:
@@ -44,8 +45,13 @@ class Movers {
   void Start(const core::Transfer& transfer);
 
  private:
+  void StartCopy(const core::Transfer& transfer);
+  void StartNvmeRead(const core::Transfer& transfer);
+  void StartNvmeWrite(const core::Transfer& transfer);
   void Work();
+  // Between mapped memory tiers, in the calling thread.
   void Copy(const core::Transfer& transfer);
+  Tier::Done FinishOf(core::JobId job);
   // The last step of every transfer.
   void Finish(core::JobId job, absl::Status status);
 

@@ -37,15 +37,15 @@ absl::Status ReadStream::Begin(const v1::ReadRequest& request) {
   KVT_ASSIGN_OR_RETURN(
       const core::NamespaceSpec spec,
       service_.sessions->FindNamespace(request.session_id(), request.namespace_id()));
-  KVT_ASSIGN_OR_RETURN(const std::vector<Key> keys, ParseKeys(request.keys()));
+  KVT_ASSIGN_OR_RETURN(keys_, ParseKeys(request.keys()));
   block_bytes_ = spec.block_bytes;
-  KVT_ASSIGN_OR_RETURN(const PrivateSession::Opened opened, session_.Open(client.owner, spec));
+  KVT_ASSIGN_OR_RETURN(opened_, session_.Open(client.owner, spec));
   // Half of the time for reading from nvme, half for sending.
   const core::TimeMs deadline_ms =
       MonotonicMs() + BudgetMs(*context_, kDefaultTransferDeadlineMs) / 2;
   service_.store->Run([&](core::StoreCore& core, core::TimeMs now_ms, core::Effects* effects) {
     core.Acquire(
-        opened.session, opened.ns, keys, deadline_ms, now_ms,
+        opened_.session, opened_.ns, keys_, deadline_ms, now_ms,
         [this](absl::StatusOr<core::AcquireResult> result) { OnAcquired(std::move(result)); },
         effects);
   });
@@ -78,21 +78,56 @@ void ReadStream::SendChunk() {
     return;
   }
   FillChunk();
-  session_.EndCopying();
-  StartWrite(&message_);
 }
 
 void ReadStream::FillChunk() {
   std::string* chunk = message_.mutable_chunk();
   const uint64_t total_bytes = blocks_.size() * block_bytes_;
   while (sent_bytes_ < total_bytes && chunk->size() < kChunkBytesMax) {
-    const core::PlacedBlock& block = blocks_[sent_bytes_ / block_bytes_];
-    const auto payload = service_.store->tiers().Memory(block.tier)->Mapped(block.replica);
+    const size_t block_idx = sent_bytes_ / block_bytes_;
+    const core::PlacedBlock& block = blocks_[block_idx];
+    std::span<const std::byte> payload =
+        service_.store->tiers().Memory(block.tier)->Mapped(block.replica);
+    if (payload.empty()) {
+      if (fetched_idx_ != block_idx) return Fetch(block_idx);
+      payload = fetched_;
+    }
     const uint64_t at = sent_bytes_ % block_bytes_;
     const size_t part_bytes = std::min<uint64_t>(block_bytes_ - at, kChunkBytesMax - chunk->size());
     chunk->append(reinterpret_cast<const char*>(payload.data()) + at, part_bytes);
     sent_bytes_ += part_bytes;
   }
+  session_.EndCopying();
+  StartWrite(&message_);
+}
+
+void ReadStream::Fetch(size_t block_idx) {
+  const core::PlacedBlock& block = blocks_[block_idx];
+  BlockMeta meta;
+  meta.key = keys_[block_idx];
+  meta.payload_bytes = static_cast<uint32_t>(block_bytes_);
+  meta.crc32c = block.crc32c;
+  fetched_.resize(block_bytes_);
+  service_.store->tiers()
+      .Memory(block.tier)
+      ->Read(block.replica, meta, fetched_,
+             [this, block_idx](absl::Status status) { OnFetched(block_idx, status); });
+}
+
+void ReadStream::OnFetched(size_t block_idx, const absl::Status& status) {
+  if (status.ok()) {
+    fetched_idx_ = block_idx;
+    FillChunk();
+    return;
+  }
+  if (absl::IsDataLoss(status)) {
+    service_.store->Run([&](core::StoreCore& core, core::TimeMs now_ms, core::Effects* effects) {
+      core.ReportBad(opened_.session, opened_.ns, std::span(&keys_[block_idx], 1), now_ms, effects)
+          .IgnoreError();
+    });
+  }
+  session_.EndCopying();
+  FinishWith(status);
 }
 
 void ReadStream::OnWriteDone(bool ok) {

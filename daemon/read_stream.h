@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "daemon/private_session.h"
 #include "daemon/service_context.h"
 #include "kvtier/v1/context_store.pb.h"
+#include "proto/base/key.h"
 
 namespace kvtier {
 
@@ -36,9 +38,12 @@ class ReadStream final : public grpc::ServerWriteReactor<v1::ReadResponse>, publ
  private:
   absl::Status Begin(const v1::ReadRequest& request);
   void OnAcquired(absl::StatusOr<core::AcquireResult> result);
-  // Sends the next chunk, while the blocks are ours.
+  // Fills and sends the next chunk, while the blocks are ours.
   void SendChunk();
+  // Goes on where it is; waits for a block that the CPU does not reach.
   void FillChunk();
+  void Fetch(size_t block_idx);
+  void OnFetched(size_t block_idx, const absl::Status& status);
   void FinishWith(const absl::Status& status);
 
   const ServiceContext service_;
@@ -48,10 +53,15 @@ class ReadStream final : public grpc::ServerWriteReactor<v1::ReadResponse>, publ
 
   // The reactions of a call come one after the other, and so does the core's answer.
   v1::ReadResponse message_;
+  PrivateSession::Opened opened_;
+  std::vector<Key> keys_;
   // The OK prefix, and how much of its bytes is sent.
   std::vector<core::PlacedBlock> blocks_;
   uint64_t block_bytes_ = 0;
   uint64_t sent_bytes_ = 0;
+  // A copy of the block that is being sent, if its memory is out of the CPU's reach.
+  std::vector<std::byte> fetched_;
+  std::optional<size_t> fetched_idx_;
 };
 
 }  // namespace kvtier

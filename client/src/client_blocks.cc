@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Blocks in place: reserve, fill and commit; acquire, verify and report.
+#include <algorithm>
 #include <utility>
 
 #include "client/src/client_impl.h"
@@ -23,12 +24,44 @@ absl::Status CheckFill(const Fill& fill, uint32_t block_bytes) {
     return Invalid("the fill has %d keys and %d blocks", fill.keys.size(), fill.blocks.size());
   }
   for (const MappedBlock& block : fill.blocks) {
-    if (block.status == BlockStatus::kOk && block.bytes.size() != block_bytes) {
+    if (block.status == BlockStatus::kOk && block.device_address == 0 &&
+        block.bytes.size() != block_bytes) {
       return Invalid("the fill has a block of %d bytes; the namespace's have %d",
                      block.bytes.size(), block_bytes);
     }
   }
   return absl::OkStatus();
+}
+
+bool IsOnDevice(const MappedBlock& block) {
+  return block.status == BlockStatus::kOk && block.device_address != 0;
+}
+
+// The checksums of the OK blocks, in order.
+absl::StatusOr<std::vector<uint32_t>> ChecksumsOf(DeviceMap& devices,
+                                                  std::span<const MappedBlock> blocks,
+                                                  uint32_t block_bytes, DeviceStream stream,
+                                                  absl::Duration timeout) {
+  std::vector<CudaAddress> addresses;
+  int device_ordinal = 0;
+  for (const MappedBlock& block : blocks) {
+    if (!IsOnDevice(block)) continue;
+    addresses.push_back(block.device_address);
+    device_ordinal = block.device_ordinal;  // a daemon has hbm on one GPU
+  }
+  std::vector<uint32_t> on_device;
+  if (!addresses.empty()) {
+    const auto raw = static_cast<CudaStream>(reinterpret_cast<uintptr_t>(stream.handle));
+    KVT_ASSIGN_OR_RETURN(on_device,
+                         devices.Crc32cs(device_ordinal, raw, addresses, block_bytes, timeout));
+  }
+  std::vector<uint32_t> crc32cs;
+  auto next = on_device.begin();
+  for (const MappedBlock& block : blocks) {
+    if (block.status != BlockStatus::kOk) continue;
+    crc32cs.push_back(IsOnDevice(block) ? *next++ : Crc32c(block.bytes));
+  }
+  return crc32cs;
 }
 
 absl::Status CheckTier(uint8_t tier) {
@@ -76,18 +109,25 @@ absl::StatusOr<Fill> Client::Reserve(const Namespace& ns, const std::optional<Ke
 }
 
 absl::StatusOr<std::vector<BlockStatus>> Client::Commit(const Namespace& ns, const Fill& fill) {
+  if (std::ranges::any_of(fill.blocks, IsOnDevice)) {
+    return FailedPrecondition(
+        "the fill has slots on a GPU; commit it with the stream that fills them");
+  }
+  return Commit(ns, fill, DeviceStream{});
+}
+
+absl::StatusOr<std::vector<BlockStatus>> Client::Commit(const Namespace& ns, const Fill& fill,
+                                                        DeviceStream stream) {
   KVT_ASSIGN_OR_RETURN(const auto spec, impl_->SpecOf(ns));
   KVT_RETURN_IF_ERROR(CheckFill(fill, spec->ns.block_bytes));
   const std::vector<Key> keys = OkKeys(fill.keys, fill.blocks);
-  std::vector<uint32_t> crc32cs;
-  crc32cs.reserve(keys.size());
   std::vector<BlockStatus> result;
   result.reserve(fill.blocks.size());
-  for (const MappedBlock& block : fill.blocks) {
-    result.push_back(block.status);
-    if (block.status == BlockStatus::kOk) crc32cs.push_back(Crc32c(block.bytes));
-  }
+  for (const MappedBlock& block : fill.blocks) result.push_back(block.status);
   if (keys.empty()) return result;
+  KVT_ASSIGN_OR_RETURN(const std::vector<uint32_t> crc32cs,
+                       ChecksumsOf(impl_->devices(), fill.blocks, spec->ns.block_bytes, stream,
+                                   absl::Milliseconds(impl_->options().transfer_timeout_ms)));
 
   v1::CommitRequest request;
   request.set_keys(PackKeys(keys));
@@ -160,10 +200,15 @@ absl::StatusOr<Lease> Client::Acquire(const Namespace& ns, std::span<const Key> 
 
 absl::Status Client::Verify(const Namespace& ns, const Key& key, const MappedBlock& block) {
   KVT_ASSIGN_OR_RETURN(const auto spec, impl_->SpecOf(ns));
-  if (block.status != BlockStatus::kOk || block.bytes.size() != spec->ns.block_bytes) {
+  if (block.status != BlockStatus::kOk ||
+      (!IsOnDevice(block) && block.bytes.size() != spec->ns.block_bytes)) {
     return Invalid("block %s is not a leased block of this namespace", key.Hex());
   }
-  const uint32_t crc32c = Crc32c(block.bytes);
+  KVT_ASSIGN_OR_RETURN(
+      const std::vector<uint32_t> crc32cs,
+      ChecksumsOf(impl_->devices(), std::span(&block, 1), spec->ns.block_bytes, DeviceStream{},
+                  absl::Milliseconds(impl_->options().transfer_timeout_ms)));
+  const uint32_t crc32c = crc32cs.front();
   if (crc32c == block.crc32c) return absl::OkStatus();
   const absl::Status reported = ReportBad(ns, std::span(&key, 1));
   return DataLoss("block %s has CRC-32C %08x; %08x was committed (report: %s)", key.Hex(), crc32c,

@@ -78,7 +78,10 @@ absl::StatusOr<std::vector<uint32_t>> UnpackCrc32cs(const std::string& crc32cs, 
   return UnpackRecords<uint32_t>(crc32cs, "crc32cs");
 }
 
-Client::Impl::Impl(ClientOptions options) : options_(std::move(options)), pid_(::getpid()) {}
+Client::Impl::Impl(ClientOptions options)
+    : options_(std::move(options)),
+      pid_(::getpid()),
+      devices_(std::make_shared<DeviceMap>(options_.cuda)) {}
 
 Client::Impl::~Impl() {
   closing_.Notify();
@@ -135,7 +138,8 @@ absl::StatusOr<std::shared_ptr<Session>> Client::Impl::OpenUntil(absl::Time dead
         Session::Open({.run_dir = options_.run_dir,
                        .client_name = options_.client_name,
                        .timeout_ms = timeout_ms,
-                       .generation = generation});
+                       .generation = generation,
+                       .devices = devices_});
     if (session.ok() || !IsWorthConnectingAgain(session.status())) return session;
     if (absl::Now() + backoff >= deadline) {
       if (session.status().code() == absl::StatusCode::kResourceExhausted) return session;
@@ -281,13 +285,18 @@ absl::StatusOr<MappedBlocks> Client::Impl::MapBlocks(Session& session, const std
       KVT_ASSIGN_OR_RETURN(mapping, session.segments().Get(id));
       mapped.mappings.push_back(mapping);
     }
-    const std::span<std::byte> segment = mapping->bytes();
-    if (block_bytes > segment.size() || record.offset_bytes > segment.size() - block_bytes) {
+    const uint64_t segment_bytes = mapping->segment_bytes();
+    if (block_bytes > segment_bytes || record.offset_bytes > segment_bytes - block_bytes) {
       return Internal("the daemon placed a block at byte %d of a segment of %d",
-                      record.offset_bytes, segment.size());
+                      record.offset_bytes, segment_bytes);
     }
     block.tier = record.tier;
-    block.bytes = segment.subspan(record.offset_bytes, block_bytes);
+    if (mapping->device_address() == 0) {
+      block.bytes = mapping->bytes().subspan(record.offset_bytes, block_bytes);
+    } else {
+      block.device_address = mapping->device_address() + record.offset_bytes;
+      block.device_ordinal = mapping->device_ordinal();
+    }
   }
   return mapped;
 }

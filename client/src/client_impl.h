@@ -61,6 +61,7 @@ class Client::Impl {
   ~Impl();
 
   const ClientOptions& options() const { return options_; }
+  DeviceMap& devices() { return *devices_; }
   // This process is a child forked from the one that connected: neither the locks nor the threads
   // here can be relied on.
   bool forked() const;
@@ -110,6 +111,7 @@ class Client::Impl {
 
   const ClientOptions options_;
   const pid_t pid_;
+  const std::shared_ptr<DeviceMap> devices_;
   // Ends the wait between two attempts to connect.
   absl::Notification closing_;
   // A count on its own.

@@ -6,11 +6,13 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <utility>
 #include <vector>
 
+#include "proto/base/reasons.h"
 #include "proto/base/status_util.h"
 
 namespace kvtier::client {
@@ -58,6 +60,9 @@ absl::Status StatusOfReply(HandleStatus status) {
     case HandleStatus::kVersionMismatch:
       return FailedPrecondition("the daemon speaks another version of the handle socket than %d",
                                 kHandleWireVersion);
+    case HandleStatus::kUnavailable:
+      return WithReason(Unavailable("the daemon cannot give out the segment: its device is lost"),
+                        reason::kTierUnavailable);
     case HandleStatus::kLimitReached:
       return Exhausted("the daemon holds as many handle connections as it allows");
   }
@@ -143,7 +148,9 @@ absl::StatusOr<SegmentHandle> HandleConnection::Exchange(const HandleRequest& re
   KVT_ASSIGN_OR_RETURN(UniqueFd fd, Receive(reply));
   out_of_step_ = false;
   KVT_RETURN_IF_ERROR(StatusOfReply(reply.status));
-  return SegmentHandle{.fd = std::move(fd), .segment_bytes = reply.segment_bytes};
+  SegmentHandle handle{.fd = std::move(fd), .segment_bytes = reply.segment_bytes};
+  std::ranges::copy(reply.device_uuid, handle.device_uuid.begin());
+  return handle;
 }
 
 absl::StatusOr<UniqueFd> HandleConnection::Receive(HandleReply& reply) {

@@ -49,6 +49,8 @@ struct SegmentId {
 struct SegmentHandle {
   UniqueFd fd;
   uint64_t segment_bytes = 0;
+  // The GPU whose memory `fd` names; all zero: a memfd.
+  std::array<uint8_t, 16> device_uuid{};
 };
 
 // One connection to `handles.sock` (proto/base/handle_wire.h): the token of one session, and the
@@ -70,7 +72,8 @@ class HandleConnection {
   // 16 bytes.
   const std::string& token() const { return token_; }
 
-  // Requires: a reply of the session named the segment. Errors: those of Open.
+  // Requires: a reply of the session named the segment. Errors: those of Open; UNAVAILABLE, too,
+  // when the GPU that holds the segment is lost.
   absl::StatusOr<SegmentHandle> GetSegment(const SegmentId& id);
 
  private:

@@ -36,10 +36,13 @@ absl::StatusOr<std::span<std::byte>> MapSegment(const SegmentHandle& handle, boo
 
 }  // namespace
 
-Mapping::~Mapping() { ::munmap(bytes_.data(), bytes_.size()); }
+Mapping::~Mapping() {
+  if (!bytes_.empty()) ::munmap(bytes_.data(), bytes_.size());
+}
 
-SegmentMap::SegmentMap(std::shared_ptr<HandleConnection> connection)
-    : connection_(std::move(connection)) {}
+SegmentMap::SegmentMap(std::shared_ptr<HandleConnection> connection,
+                       std::shared_ptr<DeviceMap> devices)
+    : devices_(std::move(devices)), connection_(std::move(connection)) {}
 
 absl::StatusOr<std::shared_ptr<const Mapping>> SegmentMap::Get(const SegmentId& id) {
   std::shared_ptr<HandleConnection> connection;
@@ -50,8 +53,15 @@ absl::StatusOr<std::shared_ptr<const Mapping>> SegmentMap::Get(const SegmentId& 
     connection = connection_;
   }
   KVT_ASSIGN_OR_RETURN(const SegmentHandle handle, connection->GetSegment(id));
-  KVT_ASSIGN_OR_RETURN(const std::span<std::byte> bytes, MapSegment(handle, id.writable));
-  auto mapping = std::make_shared<const Mapping>(std::move(connection), bytes);
+  std::shared_ptr<const Mapping> mapping;
+  if (handle.device_uuid == CudaUuid{}) {
+    KVT_ASSIGN_OR_RETURN(const std::span<std::byte> bytes, MapSegment(handle, id.writable));
+    mapping = std::make_shared<const Mapping>(std::move(connection), bytes);
+  } else {
+    KVT_ASSIGN_OR_RETURN(DeviceMap::Mapped mapped,
+                         devices_->Map(handle.device_uuid, handle.fd.get(), handle.segment_bytes));
+    mapping = std::make_shared<const Mapping>(std::move(connection), devices_, std::move(mapped));
+  }
   absl::MutexLock lock(&mutex_);
   if (connection_ == nullptr) return Closed();
   // Another thread may have been first; its mapping serves as well.

@@ -28,7 +28,7 @@ Session::Session(const Options& options, std::shared_ptr<HandleConnection> conne
     : options_(options),
       stub_(v1::ContextStoreService::NewStub(NewUnixChannel(options.run_dir + "/kvtierd.sock"))),
       epoch_(connection->epoch()),
-      segments_(std::move(connection)) {}
+      segments_(std::move(connection), options.devices) {}
 
 Session::~Session() { MarkLost(); }
 

@@ -36,6 +36,7 @@ class Session {
     uint32_t timeout_ms = 0;
     // Counts the sessions of this client, from 1.
     uint64_t generation = 0;
+    std::shared_ptr<DeviceMap> devices;
   };
   // Errors: those of HandleConnection::Open and of the OpenSession call; DEADLINE_EXCEEDED; ABORTED
   // (the daemon restarted meanwhile); INTERNAL (malformed answer).

@@ -17,7 +17,7 @@
 
 namespace kvtier {
 
-inline constexpr uint32_t kHandleWireVersion = 1;
+inline constexpr uint32_t kHandleWireVersion = 2;
 
 enum class HandleRequestKind : uint32_t { kHello = 1, kGetSegment = 2 };
 
@@ -26,7 +26,8 @@ enum class HandleRequestKind : uint32_t { kHello = 1, kGetSegment = 2 };
 //        4     4  kind (HandleRequestKind)
 //        8     4  tier (kvtier.v1.Tier) of the segment
 //       12     4  segment_idx
-//       16     4  writable: 1 asks for a read-write descriptor, 0 for a read-only one
+//       16     4  writable: 1 asks for a read-write descriptor, 0 for a read-only one (which GPU
+//                 memory does not have)
 //       20     4  reserved, 0
 struct HandleRequest {
   uint32_t version = kHandleWireVersion;
@@ -48,6 +49,8 @@ enum class HandleStatus : uint32_t {
   kVersionMismatch = 4,
   // The daemon holds as many handle connections as it allows.
   kLimitReached = 5,
+  // The segment's device gives out nothing (any more).
+  kUnavailable = 6,
 };
 
 //   offset  size  field
@@ -56,13 +59,17 @@ enum class HandleStatus : uint32_t {
 //        8     8  epoch
 //       16     8  segment_bytes (kGetSegment)
 //       24    16  token (kHello)
+//       40    16  device_uuid (kGetSegment): the GPU whose memory the descriptor names, to be
+//       imported
+//                 with cuMemImportFromShareableHandle and mapped whole; all zero: a memfd, for mmap
 struct HandleReply {
   uint32_t version = kHandleWireVersion;
   HandleStatus status = HandleStatus::kOk;
   uint64_t epoch = 0;
   uint64_t segment_bytes = 0;
   uint8_t token[16] = {};
+  uint8_t device_uuid[16] = {};
 };
-static_assert(sizeof(HandleReply) == 40 && std::is_trivially_copyable_v<HandleReply>);
+static_assert(sizeof(HandleReply) == 56 && std::is_trivially_copyable_v<HandleReply>);
 
 }  // namespace kvtier

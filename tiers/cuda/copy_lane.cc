@@ -102,7 +102,7 @@ void CopyLane::Submit(CopyJob job) {
 
 void CopyLane::Fail(const absl::Status& reason) {
   absl::MutexLock lock(&mutex_);
-  if (failure_.ok()) failure_ = Unavailable("the device is lost: %s", reason.ToString());
+  if (failure_.ok()) failure_ = Unavailable("the device is lost: %s", FromAbsl(reason.message()));
   woken_ = true;
 }
 

@@ -301,8 +301,9 @@ void CudaTier::Keep() {
     bool due = false;
     {
       absl::MutexLock lock(&mutex_);
-      mutex_.AwaitWithTimeout(absl::Condition(&woken_),
-                              due_count_ > 0 ? kReplaceRetry : absl::InfiniteDuration());
+      mutex_.AwaitWithTimeout(
+          absl::Condition(&woken_),
+          due_count_ > 0 ? kReplaceRetry : absl::Milliseconds(options_.probe_ms));
       if (stopping_) return;
       woken_ = false;
       retired.swap(retired_);
@@ -313,7 +314,11 @@ void CudaTier::Keep() {
       if (options_.on_lost) options_.on_lost(lost);
       return;
     }
-    if (due) Replace(std::move(retired));
+    if (due) {
+      Replace(std::move(retired));
+    } else if (const auto done = device_->IsDone(zeroed_.get()); !done.ok()) {
+      MarkLost(done.status());
+    }
   }
 }
 

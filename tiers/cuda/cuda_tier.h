@@ -49,6 +49,8 @@ class CudaTier final : public MappedTier {
     uint64_t late_ms = 10'000;
     uint64_t hung_ms = 30'000;
     std::function<uint64_t()> now_ms = {};
+    // How often a device that is asked nothing is asked whether it is still there.
+    uint64_t probe_ms = 500;
     // Called once, from a thread of the tier, if the device is lost; may call the tier, must not
     // destroy it.
     std::function<void(const absl::Status&)> on_lost = {};
@@ -103,7 +105,8 @@ class CudaTier final : public MappedTier {
   // No copy touches the slot any more.
   void Released(ReplicaId replica) ABSL_LOCKS_EXCLUDED(mutex_);
   void MarkLost(const absl::Status& reason) ABSL_LOCKS_EXCLUDED(mutex_);
-  // The keeper's thread: destroys retired segments, makes new ones, tells of the loss.
+  // The keeper's thread: destroys retired segments, makes new ones, probes the device, tells of its
+  // loss.
   void Keep();
   void Replace(std::vector<std::shared_ptr<CudaMemory>> retired) ABSL_LOCKS_EXCLUDED(mutex_);
 

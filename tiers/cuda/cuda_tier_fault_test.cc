@@ -320,6 +320,15 @@ TEST_F(CudaTierFaultTest, AStickyErrorWhileASegmentIsReplacedLosesTheTier) {
   EXPECT_TRUE(tier_->Health().degraded);
 }
 
+TEST_F(CudaTierFaultTest, ADeviceThatIsLostWhileIdleIsFound) {
+  CudaTier::Options options = Options();
+  options.probe_ms = 5;
+  ASSERT_EQ(Start(options), absl::OkStatus());
+  driver_->LoseDevice();
+  EXPECT_FALSE(loss_.Await().ok());
+  EXPECT_TRUE(tier_->Health().degraded);
+}
+
 TEST_F(CudaTierFaultTest, TheEndWaitsForCopiesInFlight) {
   Start();
   const TestBlock block = MakeBlock(1, kBytes);

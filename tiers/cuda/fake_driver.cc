@@ -190,7 +190,7 @@ FakeCudaDriver::Counts FakeCudaDriver::counts() const {
           .address_range = ranges_.size(),
           .mapping = mappings_.size(),
           .registered = registered_.size(),
-          .stream = streams_.size(),
+          .stream = streams_.size() - streams_.count(CudaStream{}),
           .event = events_.size(),
           .unpinned_copy = unpinned_copy_count_};
 }
@@ -469,6 +469,8 @@ absl::StatusOr<bool> FakeCudaDriver::IsDone(CudaEvent event) {
 }
 
 absl::Status FakeCudaDriver::Enqueue(CudaStream stream, Work work) {
+  // The legacy default stream is always there.
+  if (stream == CudaStream{}) streams_[stream].is_held = is_holding_;
   const auto found = streams_.find(stream);
   if (found == streams_.end()) return Refuse(CudaResult::kInvalidHandle, "enqueue");
   found->second.queue.push_back(std::move(work));

@@ -27,6 +27,10 @@
 #include "proto/base/layout.h"
 #include "proto/base/packed.h"
 
+namespace kvtier {
+class CudaDriver;  // tiers/cuda/driver.h
+}
+
 namespace kvtier::client {
 
 struct ClientOptions {
@@ -40,6 +44,9 @@ struct ClientOptions {
   uint32_t transfer_timeout_ms = 10'000;
   // How long Connect, and a call that finds the daemon gone, wait for it to answer again.
   uint32_t reconnect_timeout_ms = 10'000;
+  // For a daemon whose hbm is on a GPU; null: the CUDA driver of this machine is loaded when the
+  // first such slot is to be mapped. For tests.
+  std::shared_ptr<CudaDriver> cuda = nullptr;
 };
 
 // A namespace this client opened. Cheap to copy; stays valid over daemon restarts (the client opens
@@ -55,12 +62,24 @@ enum class Residency : uint8_t { kHbm = 1, kHost = 2, kNvme = 4 };
 
 // One block of a fill or lease. `bytes` is the slot in the mapped tier: writable in a fill,
 // read-only by contract (and by mapping) in a lease; empty unless status is kOk.
+//
+// A slot on a GPU has a `device_address` in its place: a device pointer (CUdeviceptr) of this
+// process, valid in the primary context of `device_ordinal`, for kernels on the caller's own
+// streams. There, read-only is a contract alone.
 struct MappedBlock {
   BlockStatus status = BlockStatus::kMiss;
   // 1 hbm, 2 host.
   uint8_t tier = 0;
   std::span<std::byte> bytes{};
   uint32_t crc32c = 0;
+  // 0: not on a GPU. Namespace::block_bytes of it are the slot's.
+  uint64_t device_address = 0;
+  int device_ordinal = 0;
+};
+
+// A stream of the caller's: what cudaStream_t or CUstream is. Null: the legacy default stream.
+struct DeviceStream {
+  void* handle = nullptr;
 };
 
 // Slots reserved for filling. Void after the daemon restarts: Commit then answers ABORTED, but
@@ -163,13 +182,19 @@ class Client {
   absl::StatusOr<Fill> Reserve(const Namespace& ns, const std::optional<Key>& parent,
                                std::span<const Key> keys, uint8_t tier = 1);
   // Publishes the OK blocks of a fill; computes their CRC-32C from the mapped bytes. Per block of
-  // the fill: kOk, or what the fill said, or kPrecondition.
+  // the fill: kOk, or what the fill said, or kPrecondition. FAILED_PRECONDITION when a slot is on a
+  // GPU: name the stream that fills it.
   absl::StatusOr<std::vector<BlockStatus>> Commit(const Namespace& ns, const Fill& fill);
+  // The same for a fill on a GPU: the bytes are those that are there once `stream` has done all it
+  // was given before this call. Waits for that (at most transfer_timeout_ms), and reads them back
+  // for their CRC-32C. DEADLINE_EXCEEDED: nothing is published; Commit again, or Abort.
+  absl::StatusOr<std::vector<BlockStatus>> Commit(const Namespace& ns, const Fill& fill,
+                                                  DeviceStream stream);
   absl::Status Abort(const Namespace& ns, const Fill& fill);
 
   absl::StatusOr<Lease> Acquire(const Namespace& ns, std::span<const Key> keys);
   // Checks a leased block against the CRC-32C of its commit; reports and answers DATA_LOSS when it
-  // does not match.
+  // does not match. Reads a slot on a GPU back for that.
   absl::Status Verify(const Namespace& ns, const Key& key, const MappedBlock& block);
   absl::Status ReportBad(const Namespace& ns, std::span<const Key> keys);
 
