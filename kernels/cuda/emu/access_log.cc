@@ -74,16 +74,26 @@ size_t AccessLog::KeyHash::operator()(const Key& key) const {
   return std::hash<size_t>()(place) ^ std::hash<const void*>()(key.file);
 }
 
-void AccessLog::Record(AccessKind kind, const Site& site, uint32_t warp_idx, uint32_t lane_idx,
-                       uint32_t lanes, uint64_t address, uint32_t access_bytes) {
-  std::unique_ptr<Place>& place = places_[Key{site.file_name(), site.line(), site.column(),
-                                              static_cast<uint32_t>(kind) << 8 | access_bytes}];
+AccessLog::Place* AccessLog::FindPlace(AccessKind kind, const Site& site, uint32_t access_bytes) {
+  const Key key{site.file_name(), site.line(), site.column(),
+                static_cast<uint32_t>(kind) << 8 | access_bytes};
+  Recent& recent = recent_[KeyHash()(key) % recent_.size()];
+  if (recent.place != nullptr && recent.key == key) return recent.place;
+  std::unique_ptr<Place>& place = places_[key];
   if (place == nullptr) {
     place = std::make_unique<Place>();
     place->site = site;
     place->counters.kind = kind;
     place->counters.access_bytes = access_bytes;
   }
+  recent = {key, place.get()};
+  return place.get();
+}
+
+void AccessLog::Record(AccessKind kind, const Site& site, uint32_t warp_idx, uint32_t lane_idx,
+                       uint32_t lanes, uint64_t address, uint32_t access_bytes) {
+  Place* place = FindPlace(kind, site, access_bytes);
+  if (place->warps.size() <= warp_idx) place->warps.resize(warp_idx + 1);
   Pending& pending = place->warps[warp_idx];
   const uint64_t request_idx = std::max(pending.lane_requests[lane_idx], pending.first_request);
   pending.lane_requests[lane_idx] = request_idx + 1;
@@ -95,7 +105,7 @@ void AccessLog::Record(AccessKind kind, const Site& site, uint32_t warp_idx, uin
   request.addresses[lane_idx] = address;
   while (!pending.requests.empty() &&
          (pending.requests.front().mask == lanes || pending.requests.size() > kPendingMax)) {
-    Count(place.get(), pending.requests.front());
+    Count(place, pending.requests.front());
     pending.requests.pop_front();
     ++pending.first_request;
   }
@@ -118,7 +128,7 @@ void AccessLog::Count(Place* place, const Request& request) {
 
 void AccessLog::Flush() {
   for (auto& [key, place] : places_) {
-    for (auto& [warp_idx, pending] : place->warps) {
+    for (const Pending& pending : place->warps) {
       for (const Request& request : pending.requests) Count(place.get(), request);
     }
     place->warps.clear();

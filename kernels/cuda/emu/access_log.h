@@ -56,7 +56,7 @@ class AccessLog {
   struct Place {
     Site site;
     SiteCounters counters;
-    std::unordered_map<uint32_t, Pending> warps;
+    std::vector<Pending> warps;
   };
   struct Key {
     const char* file;
@@ -69,9 +69,16 @@ class AccessLog {
     size_t operator()(const Key& key) const;
   };
 
+  Place* FindPlace(AccessKind kind, const Site& site, uint32_t access_bytes);
   static void Count(Place* place, const Request& request);
 
   std::unordered_map<Key, std::unique_ptr<Place>, KeyHash> places_;
+  // Places by their hash, the last one of each: most accesses find theirs here.
+  struct Recent {
+    Key key = {};
+    Place* place = nullptr;
+  };
+  std::array<Recent, 64> recent_;
 };
 
 }  // namespace kvtier::kernels::cuda::emu

@@ -77,8 +77,9 @@ Shadow::Shadow(uint64_t bytes, bool is_initialized)
 }
 
 bool Shadow::IsBefore(const Access& access, uint32_t agent, const Clocks& clocks) {
-  return access.agent_plus_one == 0 ||
-         clocks.IsBefore(access.block, access.agent_plus_one - 1, access.clock, agent);
+  if (access.agent_plus_one == 0) return true;
+  if (access.agent_plus_one == agent + 1 && access.block == clocks.block_idx()) return true;
+  return clocks.IsBefore(access.block, access.agent_plus_one - 1, access.clock, agent);
 }
 
 Conflict Shadow::Read(uint64_t offset, uint32_t bytes, uint32_t agent, const Clocks& clocks,
