@@ -54,13 +54,13 @@ class LruPolicy final : public EvictionPolicy {
     candidates.ranks.erase(place);
   }
 
-  std::optional<BlockRef> Victim(TierIdx tier) const override {
+  std::optional<BlockRef> Victim(TierIdx tier) override {
     const Candidates& candidates = At(tier);
     if (candidates.order.empty()) return std::nullopt;
     return candidates.order.begin()->block;
   }
 
-  std::optional<BlockRef> IdleVictim(TierIdx tier) const override {
+  std::optional<BlockRef> IdleVictim(TierIdx tier) override {
     const Candidates& candidates = At(tier);
     // Idle blocks rank before all others: either the first is idle or none is.
     if (candidates.order.empty() || candidates.order.begin()->in_active_context) {
@@ -76,10 +76,6 @@ class LruPolicy final : public EvictionPolicy {
   };
 
   Candidates& At(TierIdx tier) {
-    KVT_CHECK(tier < kTierCount);
-    return tiers_[tier];
-  }
-  const Candidates& At(TierIdx tier) const {
     KVT_CHECK(tier < kTierCount);
     return tiers_[tier];
   }

@@ -33,21 +33,61 @@ struct BlockFacts {
   bool in_active_context = false;
 };
 
+inline constexpr BlockRef kNoParent = UINT32_MAX;
+
+// What the client said it does next with the context that used a block.
+enum class NextStep : uint8_t {
+  kUnknown,
+  // Runs a tool and comes back with its result.
+  kTool,
+  // Waits for a person.
+  kUser,
+  // Does not come back.
+  kFinished,
+};
+inline constexpr size_t kNextStepCount = 4;
+
+// One use of a block: it was found, or filled.
+struct BlockUse {
+  BlockRef block = 0;
+  // The block before it in its chain, or kNoParent.
+  BlockRef parent = kNoParent;
+  // Names the content, not the place: the same when the block comes back after it was forgotten.
+  uint64_t key = 0;
+  uint64_t now_ms = 0;
+  NextStep next = NextStep::kUnknown;
+  // When the context is expected back, from now; 0: the client does not say.
+  uint64_t returns_in_ms = 0;
+};
+
 // Ranks the blocks that may leave each tier. Single-thread (its owner's lock). A candidate is a
 // block with a replica on the tier, not pinned, and with no child on that tier or a faster one: the
 // caller adds and removes candidates as these change, so a suffix always goes before its prefix.
+//
+// Use, Expect and Forget are for policies that learn; the others need not heed them. They take the
+// time from their caller. It should not go back; a policy that learns ignores steps back.
 class EvictionPolicy {
  public:
   virtual ~EvictionPolicy() = default;
+
+  // Every use of a block that is or will be on some tier, before the Upserts that follow from it.
+  // Parents come before their children.
+  virtual void Use(const BlockUse& use);
+  // What is known since the last use: the context paused, finished, or waits in the engine's queue.
+  // Nothing happens to a block that was never used.
+  virtual void Expect(BlockRef block, NextStep next, uint64_t now_ms, uint64_t returns_in_ms);
+  // The block left its last tier and is no candidate any more; its BlockRef may name another block
+  // afterwards.
+  virtual void Forget(BlockRef block, uint64_t key);
 
   // Adds a candidate or changes its facts.
   virtual void Upsert(TierIdx tier, BlockRef block, const BlockFacts& facts) = 0;
   // Removes a candidate; nothing happens if it is none.
   virtual void Erase(TierIdx tier, BlockRef block) = 0;
   // The candidate that is worth least, which stays a candidate; empty when there is none.
-  virtual std::optional<BlockRef> Victim(TierIdx tier) const = 0;
+  virtual std::optional<BlockRef> Victim(TierIdx tier) = 0;
   // The same among blocks of no active context.
-  virtual std::optional<BlockRef> IdleVictim(TierIdx tier) const = 0;
+  virtual std::optional<BlockRef> IdleVictim(TierIdx tier) = 0;
 };
 
 // Leaf-first LRU: blocks of active contexts last, then by last use, then the deepest first.

@@ -51,18 +51,20 @@ uint32_t TraceBuilder::AddContext(uint32_t parent_idx) {
 }
 
 void TraceBuilder::AddRequest(uint32_t context_idx, uint64_t arrival_ms, uint64_t api_ms,
-                              uint64_t token_count, std::span<const uint64_t> hash_ids) {
+                              uint64_t token_count, std::span<const uint64_t> hash_ids,
+                              policy::NextStep next) {
   KVT_CHECK(context_idx < trace_.contexts.size());
   TraceRequest request{.arrival_ms = arrival_ms,
                        .api_ms = api_ms,
                        .context_idx = context_idx,
                        .token_count = token_count,
+                       .next = next,
                        .chain = {}};
   request.chain.reserve(hash_ids.size());
   BlockRef parent = kNoBlock;
   for (const uint64_t hash_id : hash_ids) {
-    const auto next = static_cast<BlockRef>(trace_.blocks.size());
-    const auto [place, inserted] = refs_.try_emplace({parent, hash_id}, next);
+    const auto unused = static_cast<BlockRef>(trace_.blocks.size());
+    const auto [place, inserted] = refs_.try_emplace({parent, hash_id}, unused);
     if (inserted) {
       trace_.blocks.push_back({.hash_id = hash_id,
                                .parent = parent,

@@ -35,6 +35,8 @@ struct TraceRequest {
   uint32_t context_idx = 0;
   // Of its prompt. The last ones may not fill a block.
   uint64_t token_count = 0;
+  // What the client does after it, where the recorder knew.
+  policy::NextStep next = policy::NextStep::kUnknown;
   std::vector<BlockRef> chain;
 };
 
@@ -68,7 +70,8 @@ class TraceBuilder {
   uint32_t AddContext(uint32_t parent_idx = kNoContext);
   // `token_count` 0: not recorded.
   void AddRequest(uint32_t context_idx, uint64_t arrival_ms, uint64_t api_ms, uint64_t token_count,
-                  std::span<const uint64_t> hash_ids);
+                  std::span<const uint64_t> hash_ids,
+                  policy::NextStep next = policy::NextStep::kUnknown);
   // Sorts the requests by arrival (stable) and infers block_tokens: the power of two nearest to the
   // tokens per block of all requests, 1 without recorded tokens. The builder is not used
   // afterwards.

@@ -65,6 +65,13 @@ std::optional<uint64_t> NumberOf(const Json& line, const char* field) {
   return static_cast<uint64_t>(place->get<double>());
 }
 
+policy::NextStep NextStepOf(const Json& line) {
+  const auto place = line.find("stop");
+  if (place == line.end()) return policy::NextStep::kUnknown;
+  if (*place == "tool") return policy::NextStep::kTool;
+  return *place == "user" ? policy::NextStep::kUser : policy::NextStep::kUnknown;
+}
+
 absl::Status AddLine(std::string_view text, std::string_view where,
                      absl::flat_hash_map<std::string, uint32_t>* sessions, TraceBuilder* builder) {
   const Json line = Json::parse(text, nullptr, /*allow_exceptions=*/false);
@@ -88,7 +95,7 @@ absl::Status AddLine(std::string_view text, std::string_view where,
     context_idx = builder->AddContext();
   }
   builder->AddRequest(context_idx, *timestamp, NumberOf(line, "api").value_or(0),
-                      NumberOf(line, "input_length").value_or(0), hash_ids);
+                      NumberOf(line, "input_length").value_or(0), hash_ids, NextStepOf(line));
   return absl::OkStatus();
 }
 

@@ -4,8 +4,9 @@
 // request a line:
 //   timestamp    arrival, milliseconds from the start              required
 //   hash_ids     ids of the blocks of its prompt, in order         required
-//   session      conversation (number or string)                   optional: else a context of its
-//   own api          milliseconds the engine worked on it              optional: 0
+//   session      conversation (number or string)                   optional: a context of its own
+//   api          milliseconds the engine worked on it              optional: 0
+//   stop         what the client does next: "tool" or "user"       optional: unknown
 // Other fields are ignored.
 #pragma once
 
