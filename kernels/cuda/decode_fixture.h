@@ -45,6 +45,14 @@ struct DecodeCase {
   float score_spread = 1.0F;  // Multiplies the query: large values make one-hot softmaxes.
 };
 
+// What decode promises of a case: of out, and of lse, whose error grows with the scores. Queries
+// that are not BF16 numbers are rounded to FP16.
+inline constexpr double kOutErrorMax = 0x1p-9;
+inline double LseErrorMax(const DecodeCase& test_case) {
+  const bool exact_query = test_case.query_type == ElementType::kBf16 && !test_case.has_transform;
+  return (exact_query ? 2e-5 : 2e-3) * std::fmax(1.0, static_cast<double>(test_case.score_spread));
+}
+
 // Largest errors against FP64: of out relative to the largest |out| of its row, of lse absolute.
 struct DecodeErrors {
   double out = 0;

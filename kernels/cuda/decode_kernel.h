@@ -23,7 +23,10 @@ namespace kvtier::kernels::cuda::inline KVTIER_CUDA_FLAVOUR {
 template <typename Arch, uint32_t kHeadDim, uint32_t kTilesN>
 struct StageAttention {
   static constexpr uint32_t kStageTokens = StageTokens(kHeadDim);
-  static constexpr uint32_t kGroups = kStageTokens / 16;
+  // Groups of 16 tokens that are weighed at a time: as many as there are registers for.
+  static constexpr uint32_t kGroups = kHeadDim * kTilesN > 192  ? 1
+                                      : kHeadDim* kTilesN > 128 ? kStageTokens / 32
+                                                                : kStageTokens / 16;
 
   WarpResult<kHeadDim, kTilesN> result;
 
@@ -33,6 +36,18 @@ struct StageAttention {
   KVTIER_DEVICE void Add(SharedAddress stage, uint32_t first, uint32_t count, uint32_t g,
                          uint32_t t, const PassQuery<kHeadDim, kTilesN>& query,
                          const DecodeParams& params, uint32_t& damage) {
+    KVTIER_NO_UNROLL
+    for (uint32_t slot = 0; slot < kStageTokens; slot += 16 * kGroups) {
+      AddGroups<kMasked>(stage, slot, first, count, g, t, query, params, damage);
+    }
+  }
+
+ private:
+  // kGroups groups from token `slot` of the stage on.
+  template <bool kMasked>
+  KVTIER_DEVICE void AddGroups(SharedAddress stage, uint32_t slot, uint32_t first, uint32_t count,
+                               uint32_t g, uint32_t t, const PassQuery<kHeadDim, kTilesN>& query,
+                               const DecodeParams& params, uint32_t& damage) {
     float scores[kGroups][kTilesN][4];
     KVTIER_UNROLL
     for (uint32_t group = 0; group < kGroups; ++group) {
@@ -41,11 +56,11 @@ struct StageAttention {
         KVTIER_UNROLL
         for (uint32_t i = 0; i < 4; ++i) scores[group][n][i] = 0.0F;
       }
-      if (kMasked && 16 * group >= count) continue;
-      ScoreTokens<Arch, kHeadDim, kTilesN>(stage, 16 * group, g, t, query.fragments, scores[group],
-                                           damage);
+      if (kMasked && slot + 16 * group >= count) continue;
+      ScoreTokens<Arch, kHeadDim, kTilesN>(stage, slot + 16 * group, g, t, query.fragments,
+                                           scores[group], damage);
     }
-    ToLog2<kMasked>(scores, first, count, g, query, params);
+    ToLog2<kMasked>(scores, slot, first, count, g, query, params);
     Rescale(scores);
     KVTIER_UNROLL
     for (uint32_t group = 0; group < kGroups; ++group) {
@@ -61,17 +76,16 @@ struct StageAttention {
           weights[n][upper] = TransposeMatrix(PackHalf2(first_weight, second_weight));
         }
       }
-      if (kMasked && 16 * group >= count) continue;
-      AccumulateTokens<Arch, kHeadDim, kTilesN>(stage, 16 * group, g, t, weights, result.out,
+      if (kMasked && slot + 16 * group >= count) continue;
+      AccumulateTokens<Arch, kHeadDim, kTilesN>(stage, slot + 16 * group, g, t, weights, result.out,
                                                 damage);
     }
   }
 
- private:
   // Accumulated products to scores; hidden ones to -inf.
   template <bool kMasked>
-  static KVTIER_DEVICE void ToLog2(float (&scores)[kGroups][kTilesN][4], uint32_t first,
-                                   uint32_t count, uint32_t g,
+  static KVTIER_DEVICE void ToLog2(float (&scores)[kGroups][kTilesN][4], uint32_t first_slot,
+                                   uint32_t first, uint32_t count, uint32_t g,
                                    const PassQuery<kHeadDim, kTilesN>& query,
                                    const DecodeParams& params) {
     const bool has_cap = params.soft_cap != 0.0F;
@@ -85,10 +99,10 @@ struct StageAttention {
           float score = FmaRn(scores[group][n][i], query.unit[n][column], query.bias[n][column]);
           if (has_cap) score = SoftCap(score, params.soft_cap, params.soft_cap_inverse);
           if (kMasked) {
-            const uint32_t slot = 16 * group + TokenMap<kHeadDim>::Row(g, i >> 1);
-            const Visible& visible = query.visible[n][column];
+            const uint32_t slot = first_slot + 16 * group + TokenMap<kHeadDim>::Row(g, i >> 1);
+            const uint32_t end = query.end[n][column];
             const uint32_t token = first + slot;
-            const bool seen = slot < count && token >= visible.begin && token < visible.end;
+            const bool seen = slot < count && token >= WindowBegin(params, end) && token < end;
             score = seen ? score : kHiddenScore;
           }
           scores[group][n][i] = score;
@@ -152,23 +166,14 @@ class DecodeWarp {
   static_assert(kRows <= DecodeRowsMax(kHeadDim));
   static_assert(kRows * kHeadDim * 4 <= StageBytes(kHeadDim), "a stage holds the merge buffer");
 
-  KVTIER_DEVICE DecodeWarp(const DecodeParams& params, const DecodeShared& shared,
-                           SharedAddress memory, uint32_t item_end)
-      : params_(params),
-        shared_(shared),
-        memory_(memory),
-        item_end_(item_end),
-        warp_(ThreadX() / 32),
-        lane_(ThreadX() % 32),
-        warp_count_(BlockSizeX() / 32),
-        stream_(params, memory + shared.splits, IsNvfp4(params) ? item_end : 0, warp_,
-                warp_count_) {}
+  KVTIER_DEVICE explicit DecodeWarp(const DecodeParams& params)
+      : params_(params), stream_(params, IsNvfp4(params) ? TotalItems() : 0) {}
 
   KVTIER_DEVICE void Run() {
     for (uint32_t i = 0; i + 1 < params_.stage_count; ++i) IssueNext();
-    for (uint32_t index = BlockX(); index < item_end_; index += GridX()) {
-      const DecodeItem item = ItemAt(params_, memory_ + shared_.splits, index, kStageTokens);
-      const Merger merger(params_, shared_, memory_, item);
+    for (uint32_t index = BlockX(); index < TotalItems(); index += GridX()) {
+      const DecodeItem item = ItemAt(params_, index, kStageTokens);
+      const Merger merger(params_, item);
       merger.Merge(IsNvfp4(params_) && !item.is_tail ? AttendStages(item, merger)
                                                      : AttendRows(item, merger));
       // The merge buffer becomes the target of a bulk copy again.
@@ -182,17 +187,28 @@ class DecodeWarp {
  private:
   using Merger = ResultMerger<Arch, kHeadDim, kTilesN>;
 
+  // Not members: registers are scarce.
+  static KVTIER_DEVICE uint32_t Lane() { return ThreadX() % 32; }
+  static KVTIER_DEVICE uint32_t Warp() { return ThreadX() / 32; }
+  static KVTIER_DEVICE uint32_t WarpCount() { return BlockSizeX() / 32; }
+
   static KVTIER_DEVICE bool IsNvfp4(const DecodeParams& params) {
     return params.k_format == SideFormat::kNvfp4 && params.v_format == SideFormat::kNvfp4;
   }
+  // Of the launch.
+  KVTIER_DEVICE uint32_t TotalItems() const {
+    return LoadShared<uint32_t>(SharedBegin() + params_.shared.splits +
+                                4 * (params_.batch_size - 1)) *
+           params_.kv_head_count * params_.pass_count;
+  }
   KVTIER_DEVICE SharedAddress Slot(uint32_t slot) const {
-    return memory_ + (warp_ * params_.stage_count + slot) * StageBytes(kHeadDim);
+    return SharedBegin() + (Warp() * params_.stage_count + slot) * StageBytes(kHeadDim);
   }
   KVTIER_DEVICE SharedAddress Barrier(uint32_t slot) const {
-    return memory_ + shared_.barriers + (warp_ * params_.stage_count + slot) * 8;
+    return SharedBegin() + params_.shared.barriers + (Warp() * params_.stage_count + slot) * 8;
   }
   KVTIER_DEVICE void IssueNext() {
-    stream_.Issue(Slot(ring_.issue), Barrier(ring_.issue), lane_);
+    stream_.Issue(Slot(ring_.issue), Barrier(ring_.issue), Lane());
     ring_.issue = ring_.issue + 1 == params_.stage_count ? 0 : ring_.issue + 1;
   }
   KVTIER_DEVICE void AwaitStage() {
@@ -206,16 +222,16 @@ class DecodeWarp {
 
   // Both publish what this warp has of the item and return the unit of the values.
   KVTIER_DEVICE float AttendStages(const DecodeItem& item, const Merger& merger) {
-    const uint32_t g = lane_ / 4;
-    const uint32_t t = lane_ % 4;
+    const uint32_t g = Lane() / 4;
+    const uint32_t t = Lane() % 4;
     PassQuery<kHeadDim, kTilesN> query;
     query.template Load<Arch>(params_, item, g, t);
     const uint32_t context = item.sealed_tokens + item.tail_tokens;
     const uint32_t all_see_end = FloorSub(context, params_.query_len - 1);
     const uint32_t all_see_begin = params_.window == 0 ? 0 : FloorSub(context, params_.window);
     StageAttention<Arch, kHeadDim, kTilesN> attention;
-    const uint32_t step = kStageTokens * warp_count_;
-    for (uint32_t first = item.begin_token + warp_ * kStageTokens; first < item.end_token;
+    const uint32_t step = kStageTokens * WarpCount();
+    for (uint32_t first = item.begin_token + Warp() * kStageTokens; first < item.end_token;
          first += step) {
       IssueNext();
       AwaitStage();
@@ -238,22 +254,31 @@ class DecodeWarp {
 
   KVTIER_DEVICE float AttendRows(const DecodeItem& item, const Merger& merger) {
     const SharedAddress buffer = Slot(ring_.issue);
-    RowQuery<kHeadDim, kRows> query;
-    query.Load(params_, item, buffer, lane_);
+    for (uint32_t n = 0; n < kTilesN; ++n) AttendEightRows(item, merger, buffer, 8 * n);
+    merger.PublishBuffer(buffer);
+    if (item.is_tail) return params_.tail_v_scale;
+    return params_.v_format == SideFormat::kBf16 ? 1.0F : LoadConstant(params_.g_v + item.kv_head);
+  }
+
+  // Rows [first_row, first_row + 8) of the pass. Their part of the merge buffer holds the queries
+  // before the results.
+  KVTIER_DEVICE void AttendEightRows(const DecodeItem& item, const Merger& merger,
+                                     SharedAddress buffer, uint32_t first_row) {
+    const SharedAddress rows = buffer + first_row * kHeadDim * 4;
+    RowQuery<kHeadDim, 8> query(params_);
+    query.Load(item, item.pass * kRows + first_row, rows, Lane());
     const RowReader<kHeadDim> reader(params_, item);
-    RowAttention<kHeadDim, kRows> attention;
-    constexpr uint32_t kChunk = RowAttention<kHeadDim, kRows>::kChunkTokens;
+    RowAttention<kHeadDim, 8> attention;
+    constexpr uint32_t kChunk = RowAttention<kHeadDim, 8>::kChunkTokens;
     const uint32_t begin = item.is_tail ? 0 : item.begin_token;
     const uint32_t end = item.is_tail ? item.tail_tokens : item.end_token;
     const uint32_t origin = item.is_tail ? item.sealed_tokens : 0;
-    for (uint32_t first = begin + warp_ * kChunk; first < end; first += kChunk * warp_count_) {
-      attention.AddTokens(reader, buffer, query, first, MinU32(kChunk, end - first), origin + first,
-                          lane_, damage_);
+    for (uint32_t first = begin + Warp() * kChunk; first < end; first += kChunk * WarpCount()) {
+      attention.AddTokens(reader, rows, query, first, MinU32(kChunk, end - first), origin + first,
+                          Lane(), damage_);
     }
     SyncWarp();
-    attention.Publish(merger, buffer, lane_);
-    if (item.is_tail) return params_.tail_v_scale;
-    return params_.v_format == SideFormat::kBf16 ? 1.0F : LoadConstant(params_.g_v + item.kv_head);
+    attention.Publish(merger, buffer, first_row, Lane());
   }
 
   KVTIER_DEVICE void ReportDamage() const {
@@ -263,12 +288,6 @@ class DecodeWarp {
   }
 
   const DecodeParams& params_;
-  const DecodeShared& shared_;
-  SharedAddress memory_;
-  uint32_t item_end_;
-  uint32_t warp_;
-  uint32_t lane_;
-  uint32_t warp_count_;
   StageStream<Arch, kHeadDim> stream_;
   RingPosition ring_;
   uint32_t damage_ = 0;
@@ -305,19 +324,14 @@ KVTIER_DEVICE void CountItems(const DecodeParams& params, SharedAddress ends,
 template <typename Arch, uint32_t kHeadDim, uint32_t kTilesN>
 KVTIER_DEVICE void DecodeBody(const DecodeParams& params) {
   const SharedAddress memory = SharedBegin();
-  const DecodeShared shared =
-      SharedLayout(kHeadDim, BlockSizeX() / 32, params.stage_count, params.batch_size);
   if constexpr (Arch::kCopiesBulk) {
     for (uint32_t i = ThreadX(); i < BlockSizeX() / 32 * params.stage_count; i += BlockSizeX()) {
-      MbarrierInit(memory + shared.barriers + 8 * i, 1);
+      MbarrierInit(memory + params.shared.barriers + 8 * i, 1);
     }
     FenceProxyAsync();
   }
-  CountItems(params, memory + shared.splits, StageTokens(kHeadDim));
-  const uint32_t items =
-      LoadShared<uint32_t>(memory + shared.splits + 4 * (params.batch_size - 1)) *
-      params.kv_head_count * params.pass_count;
-  DecodeWarp<Arch, kHeadDim, kTilesN>(params, shared, memory, items).Run();
+  CountItems(params, memory + params.shared.splits, StageTokens(kHeadDim));
+  DecodeWarp<Arch, kHeadDim, kTilesN>(params).Run();
 }
 
 }  // namespace kvtier::kernels::cuda::inline KVTIER_CUDA_FLAVOUR

@@ -59,17 +59,13 @@ template <typename Arch, uint32_t kHeadDim, uint32_t kTilesN>
 class ResultMerger {
  public:
   static constexpr uint32_t kRows = 8 * kTilesN;
-  // A slot is the 4 values of one lane of one tile, 16 bytes: index (tile * kTilesN + n) * 32 +
+  static constexpr uint32_t kTiles = kHeadDim / 16;
+  // A slot is the 4 values of one lane of one tile, 16 bytes: index (n * kTiles + tile) * 32 +
   // lane.
-  static constexpr uint32_t kSlots = kHeadDim / 16 * kTilesN * 32;
+  static constexpr uint32_t kSlots = kTiles * kTilesN * 32;
 
-  KVTIER_DEVICE ResultMerger(const DecodeParams& params, const DecodeShared& shared,
-                             SharedAddress memory, const DecodeItem& item)
-      : params_(params),
-        shared_(shared),
-        memory_(memory),
-        item_(item),
-        warp_count_(BlockSizeX() / 32) {}
+  KVTIER_DEVICE ResultMerger(const DecodeParams& params, const DecodeItem& item)
+      : params_(params), item_(item) {}
 
   // Publishing: every warp says what it has of the item, in shared memory of its own for kSlots
   // slots, and then merges. Lanes of the warp may share the work.
@@ -86,9 +82,9 @@ class ResultMerger {
         if (lane < 4) PublishWeight(8 * n + 2 * lane + column, result.top[n][column], sum);
       }
       KVTIER_UNROLL
-      for (uint32_t tile = 0; tile < kHeadDim / 16; ++tile) {
+      for (uint32_t tile = 0; tile < kTiles; ++tile) {
         const float(&c)[4] = result.out.c[tile][n];
-        StoreShared(buffer + ((tile * kTilesN + n) * 32 + lane) * 16,
+        StoreShared(buffer + ((n * kTiles + tile) * 32 + lane) * 16,
                     Words4{BitsOf(c[0]), BitsOf(c[1]), BitsOf(c[2]), BitsOf(c[3])});
       }
     }
@@ -104,7 +100,7 @@ class ResultMerger {
   static KVTIER_DEVICE uint32_t ValueOffset(uint32_t row, uint32_t dim) {
     const AccumulatorPlace place = PlaceOfDim<Arch, kHeadDim>(dim);
     const uint32_t lane = place.g * 4 + row % 8 / 2;
-    return ((place.tile * kTilesN + row / 8) * 32 + lane) * 16 + (2 * place.upper + row % 2) * 4;
+    return ((row / 8 * kTiles + place.tile) * 32 + lane) * 16 + (2 * place.upper + row % 2) * 4;
   }
 
   // All threads of the block, after publishing. `unit` multiplies the accumulators. On return the
@@ -112,6 +108,7 @@ class ResultMerger {
   KVTIER_DEVICE void Merge(float unit) const {
     SyncThreads();
     const bool is_only = item_.item_count == 1;
+    KVTIER_NO_UNROLL
     for (uint32_t slot = ThreadX(); slot < kSlots; slot += BlockSizeX()) {
       float top[2];
       SlotSum merged = MergeWarps(slot, top);
@@ -135,10 +132,10 @@ class ResultMerger {
 
  private:
   KVTIER_DEVICE SharedAddress Weights(uint32_t warp, uint32_t row) const {
-    return memory_ + shared_.weights + (warp * DecodeShared::kRowsMax + row) * 8;
+    return SharedBegin() + params_.shared.weights + (warp * DecodeShared::kRowsMax + row) * 8;
   }
   KVTIER_DEVICE SharedAddress BufferOf(uint32_t warp) const {
-    return memory_ + shared_.buffers + 4 * warp;
+    return SharedBegin() + params_.shared.buffers + 4 * warp;
   }
 
   // Base 2; NaN stays NaN.
@@ -147,20 +144,22 @@ class ResultMerger {
   }
   // Rows of a slot: 8 * n + 2 * t and the next.
   static KVTIER_DEVICE uint32_t FirstRow(uint32_t slot) {
-    return slot / 32 % kTilesN * 8 + slot % 4 * 2;
+    return slot / (32 * kTiles) * 8 + slot % 4 * 2;
   }
 
   KVTIER_DEVICE SlotSum MergeWarps(uint32_t slot, float (&top)[2]) const {
     const uint32_t row = FirstRow(slot);
     top[0] = kNoScore;
     top[1] = kNoScore;
-    for (uint32_t warp = 0; warp < warp_count_; ++warp) {
+    KVTIER_NO_UNROLL
+    for (uint32_t warp = 0; warp < BlockSizeX() / 32; ++warp) {
       const auto both = LoadShared<Words4>(Weights(warp, row));
       top[0] = MaxFloat(top[0], FloatOf(both.x));
       top[1] = MaxFloat(top[1], FloatOf(both.z));
     }
     SlotSum merged;
-    for (uint32_t warp = 0; warp < warp_count_; ++warp) {
+    KVTIER_NO_UNROLL
+    for (uint32_t warp = 0; warp < BlockSizeX() / 32; ++warp) {
       const auto both = LoadShared<Words4>(Weights(warp, row));
       const float first = Exp2(FloatOf(both.x) - top[0]);
       const float second = Exp2(FloatOf(both.z) - top[1]);
@@ -188,7 +187,7 @@ class ResultMerger {
                 Words4{BitsOf(merged.out[0]), BitsOf(merged.out[1]), BitsOf(merged.out[2]),
                        BitsOf(merged.out[3])});
     // Lanes 0 to 3 of the first tile of each n have all rows.
-    if (slot / 32 < kTilesN && slot % 32 < 4) {
+    if (slot / 32 % kTiles == 0 && slot % 32 < 4) {
       StoreGlobal(partial.At<Words2>(16 * uint64_t{kSlots} + 4 * FirstRow(slot)),
                   Words2{BitsOf(lse[0]), BitsOf(lse[1])});
     }
@@ -202,21 +201,24 @@ class ResultMerger {
       const Global<uint32_t> arrivals = params_.arrivals + static_cast<int64_t>(StreamIndex());
       const bool last = AddAcquireRelease(arrivals, 1) + 1 == item_.item_count;
       if (last) StoreGlobal<uint32_t>(arrivals, 0);
-      StoreShared<uint32_t>(memory_ + shared_.flag, last ? 1 : 0);
+      StoreShared<uint32_t>(SharedBegin() + params_.shared.flag, last ? 1 : 0);
     }
     SyncThreads();
-    return LoadShared<uint32_t>(memory_ + shared_.flag) != 0;
+    return LoadShared<uint32_t>(SharedBegin() + params_.shared.flag) != 0;
   }
 
   KVTIER_DEVICE void MergeItems() const {
+    KVTIER_NO_UNROLL
     for (uint32_t slot = ThreadX(); slot < kSlots; slot += BlockSizeX()) {
       float top[2] = {kNoScore, kNoScore};
+      KVTIER_NO_UNROLL
       for (uint32_t split = 0; split < item_.item_count; ++split) {
         const Words2 lse = PartialLse(split, slot);
         top[0] = MaxFloat(top[0], FloatOf(lse.x));
         top[1] = MaxFloat(top[1], FloatOf(lse.y));
       }
       SlotSum merged;
+      KVTIER_NO_UNROLL
       for (uint32_t split = 0; split < item_.item_count; ++split) {
         const Words2 lse = PartialLse(split, slot);
         const float first = Share(FloatOf(lse.x), top[0]);
@@ -252,7 +254,7 @@ class ResultMerger {
   KVTIER_DEVICE void WriteWithSinks(uint32_t slot, const SlotSum& values,
                                     const float (&lse)[2]) const {
     const uint32_t g = slot % 32 / 4;
-    const uint32_t tile = slot / 32 / kTilesN;
+    const uint32_t tile = slot / 32 % kTiles;
     KVTIER_UNROLL
     for (uint32_t column = 0; column < 2; ++column) {
       const uint32_t row = item_.pass * kRows + FirstRow(slot) + column;
@@ -291,10 +293,7 @@ class ResultMerger {
   }
 
   const DecodeParams& params_;
-  const DecodeShared& shared_;
-  SharedAddress memory_;
   const DecodeItem& item_;
-  uint32_t warp_count_;
 };
 
 }  // namespace kvtier::kernels::cuda::inline KVTIER_CUDA_FLAVOUR

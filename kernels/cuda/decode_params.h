@@ -14,6 +14,18 @@ inline constexpr uint32_t kDecodeBatchMax = 1024;
 inline constexpr uint32_t kDecodeWarpsMin = 4;
 inline constexpr uint32_t kDecodeWarpsMax = 8;
 
+// Shared memory of a block: first the rings (and, of the stages just read, the merge buffers),
+// then what all warps share.
+struct DecodeShared {
+  static constexpr uint32_t kRowsMax = 16;
+  uint32_t barriers = 0;  // [warps][stages] mbarriers of 8 bytes
+  uint32_t weights = 0;   // [warps][kRowsMax] pairs of floats: maximum, sum
+  uint32_t buffers = 0;   // [warps] addresses of the merge buffers
+  uint32_t splits = 0;    // [batch_size] items of sequences up to this one
+  uint32_t flag = 0;      // One word for the whole block.
+  uint32_t bytes = 0;
+};
+
 // What the decode kernel is launched with: decode.h's arguments, checked and laid out. Device
 // addresses; null where the feature is off.
 struct DecodeParams {
@@ -68,6 +80,7 @@ struct DecodeParams {
   Global<uint32_t> arrivals = {};  // [batch_size][kv_head_count][pass_count], 0 between launches.
 
   uint32_t stage_count = 0;  // Of a warp's ring.
+  DecodeShared shared;
 };
 
 // How a sequence is cut. A split is read by one block of threads. It depends on the tokens to read
@@ -117,20 +130,9 @@ KVTIER_HOST_DEVICE constexpr uint32_t DecodeRowsMax(uint32_t head_dim) {
   return head_dim <= 128 ? 16 : 8;
 }
 
-// Shared memory of a block: first the rings (and, of the stages just read, the merge buffers),
-// then what all warps share.
-struct DecodeShared {
-  static constexpr uint32_t kRowsMax = 16;
-  uint32_t barriers;  // [warps][stages] mbarriers of 8 bytes
-  uint32_t weights;   // [warps][kRowsMax] pairs of floats: maximum, sum
-  uint32_t buffers;   // [warps] addresses of the merge buffers
-  uint32_t splits;    // [batch_size] items of sequences up to this one
-  uint32_t flag;      // One word for the whole block.
-  uint32_t bytes;
-};
-KVTIER_HOST_DEVICE DecodeShared SharedLayout(uint32_t head_dim, uint32_t warp_count,
-                                             uint32_t stage_count, uint32_t batch_size) {
-  DecodeShared shared{};
+inline DecodeShared SharedLayout(uint32_t head_dim, uint32_t warp_count, uint32_t stage_count,
+                                 uint32_t batch_size) {
+  DecodeShared shared;
   shared.barriers = warp_count * stage_count * StageBytes(head_dim);
   shared.weights = (shared.barriers + warp_count * stage_count * 8 + 15) / 16 * 16;
   shared.buffers = shared.weights + warp_count * DecodeShared::kRowsMax * 8;

@@ -109,6 +109,7 @@ Status ChooseRings(const DeviceLimits& limits, uint32_t head_dim, uint32_t batch
     if (shared.bytes > limits.shared_bytes_per_block) continue;
     plan->warp_count = rings.warps;
     plan->params.stage_count = rings.stages;
+    plan->params.shared = shared;
     plan->shared_bytes = shared.bytes;
     return Status();
   }

@@ -66,7 +66,7 @@ struct PassQuery {
   QueryFragments<kHeadDim, kTilesN> fragments;
   float unit[kTilesN][2];  // Accumulated score to log2 units.
   float bias[kTilesN][2];
-  Visible visible[kTilesN][2];
+  uint32_t end[kTilesN][2];  // Of what the row sees.
 
   // Every row is scaled by a power of two so that its largest value is in [2^14, 2^15): exact in
   // FP16 for BF16 queries within 2^28 of it, else rounded to 11 bits.
@@ -81,7 +81,7 @@ struct PassQuery {
       // Twice through the row, because all of it would take too many registers.
       float mean_dot = 0.0F;
       float largest = 0.0F;
-      KVTIER_UNROLL
+      KVTIER_NO_UNROLL
       for (uint32_t i = 0; i < kHeadDim / 32; ++i) {
         float values[8] = {};
         if (is_row) {
@@ -111,8 +111,8 @@ struct PassQuery {
         KVTIER_UNROLL
         for (uint32_t pair = 0; pair < 4; ++pair) {
           fragments.b[n][2 * i + pair / 2][pair % 2] =
-              PackHalf2(MulRn(values[PairCode<Arch>(pair, 0)], scale),
-                        MulRn(values[PairCode<Arch>(pair, 1)], scale));
+              PackHalf2(MulRn(values[Codes<Arch>::FirstOf(pair)], scale),
+                        MulRn(values[Codes<Arch>::SecondOf(pair)], scale));
         }
       }
       const float to_score = params.softmax_scale * kLog2E;
@@ -123,8 +123,7 @@ struct PassQuery {
         const uint32_t from = (2 * t + column) * 4;
         unit[n][column] = FloatOf(ShuffleFrom(BitsOf(row_unit), from));
         bias[n][column] = FloatOf(ShuffleFrom(BitsOf(row_bias), from));
-        visible[n][column] =
-            VisibleTokens(params, item, item.pass * 8 * kTilesN + 8 * n + 2 * t + column);
+        end[n][column] = VisibleEnd(params, item, item.pass * 8 * kTilesN + 8 * n + 2 * t + column);
       }
     }
   }
@@ -142,14 +141,16 @@ struct PassQuery {
 // For RowAttention. All lanes hold the constants of all rows.
 template <uint32_t kHeadDim, uint32_t kRows>
 struct RowQuery {
+  const DecodeParams& params;
   float unit;
-  float soft_cap;
-  float soft_cap_inverse;
   float bias[kRows];
-  Visible visible[kRows];
+  uint32_t end[kRows];  // Of what the row sees.
 
-  // Writes [kRows][kHeadDim] floats to `buffer`; rows beyond the last are zeros.
-  KVTIER_DEVICE void Load(const DecodeParams& params, const DecodeItem& item, SharedAddress buffer,
+  KVTIER_DEVICE explicit RowQuery(const DecodeParams& decode_params) : params(decode_params) {}
+
+  // Rows from first_row on. Writes [kRows][kHeadDim] floats to `buffer`; rows beyond the kv head's
+  // last are zeros.
+  KVTIER_DEVICE void Load(const DecodeItem& item, uint32_t first_row, SharedAddress buffer,
                           uint32_t lane) {
     const bool transformed = !item.is_tail;
     const float multiplier = item.is_tail ? params.tail_k_scale
@@ -157,11 +158,9 @@ struct RowQuery {
                                  ? 1.0F
                                  : LoadConstant(params.g_k + item.kv_head);
     unit = params.softmax_scale * kLog2E * multiplier;
-    soft_cap = params.soft_cap;
-    soft_cap_inverse = params.soft_cap_inverse;
     KVTIER_UNROLL
     for (uint32_t i = 0; i < kRows; ++i) {
-      const uint32_t row = item.pass * kRows + i;
+      const uint32_t row = first_row + i;
       float mean_dot = 0.0F;
       if (lane < kHeadDim / 8) {
         float values[8] = {};
@@ -180,17 +179,18 @@ struct RowQuery {
         mean_dot += FloatOf(ShuffleXor(BitsOf(mean_dot), bit));
       }
       bias[i] = mean_dot * params.softmax_scale * kLog2E;
-      visible[i] = VisibleTokens(params, item, row);
+      end[i] = VisibleEnd(params, item, row);
     }
     SyncWarp();
   }
 
   KVTIER_DEVICE bool Sees(uint32_t row, uint32_t token) const {
-    return token >= visible[row].begin && token < visible[row].end;
+    return token >= WindowBegin(params, end[row]) && token < end[row];
   }
   KVTIER_DEVICE float Score(uint32_t row, float product) const {
     const float score = FmaRn(product, unit, bias[row]);
-    return soft_cap != 0.0F ? SoftCap(score, soft_cap, soft_cap_inverse) : score;
+    return params.soft_cap != 0.0F ? SoftCap(score, params.soft_cap, params.soft_cap_inverse)
+                                   : score;
   }
 };
 

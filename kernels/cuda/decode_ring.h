@@ -57,9 +57,9 @@ KVTIER_DEVICE uint32_t ItemCount(const DecodeParams& params, uint32_t sequence,
   return count == 0 ? 1 : count;
 }
 
-// Item `index` of the launch. `ends` is DecodeShared::splits.
-KVTIER_DEVICE DecodeItem ItemAt(const DecodeParams& params, SharedAddress ends, uint32_t index,
-                                uint32_t stage_tokens) {
+// Item `index` of the launch, once CountItems was here.
+KVTIER_DEVICE DecodeItem ItemAt(const DecodeParams& params, uint32_t index, uint32_t stage_tokens) {
+  const SharedAddress ends = SharedBegin() + params.shared.splits;
   const uint32_t streams = params.kv_head_count * params.pass_count;
   const uint32_t work = index / streams;
   const uint32_t stream = index % streams;
@@ -105,14 +105,8 @@ class StageStream {
  public:
   static constexpr uint32_t kStageTokens = StageTokens(kHeadDim);
 
-  KVTIER_DEVICE StageStream(const DecodeParams& params, SharedAddress ends, uint32_t item_end,
-                            uint32_t warp, uint32_t warp_count)
-      : params_(params),
-        ends_(ends),
-        item_end_(item_end),
-        warp_(warp),
-        warp_count_(warp_count),
-        item_index_(BlockX()) {
+  KVTIER_DEVICE StageStream(const DecodeParams& params, uint32_t item_end)
+      : params_(params), item_end_(item_end), item_index_(BlockX()) {
     if (item_index_ < item_end_) EnterItem();
     FindStage();
   }
@@ -137,7 +131,7 @@ class StageStream {
       for (uint32_t i = 0; i < piece_count; ++i) CopyPieceAsync(target, i, piece_tokens, lane);
       CommitCopies();
     }
-    token_ += kStageTokens * warp_count_;
+    token_ += kStageTokens * (BlockSizeX() / 32);
     FindStage();
   }
 
@@ -184,6 +178,7 @@ class StageStream {
       CopyBulk(target, tile, StageBytes(kHeadDim), barrier);
       return;
     }
+    KVTIER_NO_UNROLL
     for (uint32_t i = 0; i < kRuns; ++i) {
       const Run run = RunOf(i, token % params_.block_tokens, piece * piece_tokens, piece_tokens);
       CopyBulk(target + run.target, tile + static_cast<int64_t>(run.source), run.bytes, barrier);
@@ -198,6 +193,7 @@ class StageStream {
       CopyRun(target, tile, StageBytes(kHeadDim), lane);
       return;
     }
+    KVTIER_NO_UNROLL
     for (uint32_t i = 0; i < kRuns; ++i) {
       const Run run = RunOf(i, token % params_.block_tokens, piece * piece_tokens, piece_tokens);
       CopyRun(target + run.target, tile + static_cast<int64_t>(run.source), run.bytes, lane);
@@ -206,14 +202,15 @@ class StageStream {
 
   static KVTIER_DEVICE void CopyRun(SharedAddress target, Global<const std::byte> source,
                                     uint32_t bytes, uint32_t lane) {
+    KVTIER_NO_UNROLL
     for (uint32_t at = 16 * lane; at < bytes; at += 16 * 32) {
       CopyAsync16(target + at, source.At<const Words4>(at));
     }
   }
 
   KVTIER_DEVICE void EnterItem() {
-    item_ = ItemAt(params_, ends_, item_index_, kStageTokens);
-    token_ = item_.begin_token + warp_ * kStageTokens;
+    item_ = ItemAt(params_, item_index_, kStageTokens);
+    token_ = item_.begin_token + ThreadX() / 32 * kStageTokens;
     end_token_ = item_.end_token;
   }
   // Goes on to the next item until there is a stage for this warp.
@@ -225,10 +222,7 @@ class StageStream {
   }
 
   const DecodeParams& params_;
-  SharedAddress ends_;
   uint32_t item_end_;
-  uint32_t warp_;
-  uint32_t warp_count_;
   uint32_t item_index_;
   DecodeItem item_;
   uint32_t token_ = 0;

@@ -160,22 +160,25 @@ struct RowAttention {
     float score[kRows];
     KVTIER_UNROLL
     for (uint32_t row = 0; row < kRows; ++row) score[row] = 0.0F;
-    if (token < count) {
-      for (uint32_t i = 0; i < kHeadDim / 2; i += 8) {
-        const uint32_t dim = half * (kHeadDim / 2) + i;
-        float k[8];
-        reader.LoadK8(first + token, dim, k, damage);
+    // Lanes beyond the last token repeat the first; their scores are hidden.
+    const uint32_t read = first + (token < count ? token : 0);
+    KVTIER_NO_UNROLL
+    for (uint32_t i = 0; i < kHeadDim / 2; i += 8) {
+      const uint32_t dim = half * (kHeadDim / 2) + i;
+      float k[8];
+      reader.LoadK8(read, dim, k, damage);
+      KVTIER_UNROLL
+      for (uint32_t row = 0; row < kRows; ++row) {
+        // Not all loads at once: there are no registers for them.
+        if (row % 2 == 0) SyncWarp();
+        const SharedAddress q = query + (row * kHeadDim + dim) * 4;
         KVTIER_UNROLL
-        for (uint32_t row = 0; row < kRows; ++row) {
-          const SharedAddress q = query + (row * kHeadDim + dim) * 4;
-          KVTIER_UNROLL
-          for (uint32_t j = 0; j < 8; j += 4) {
-            const auto words = LoadShared<Words4>(q + 4 * j);
-            score[row] = FmaRn(FloatOf(words.x), k[j], score[row]);
-            score[row] = FmaRn(FloatOf(words.y), k[j + 1], score[row]);
-            score[row] = FmaRn(FloatOf(words.z), k[j + 2], score[row]);
-            score[row] = FmaRn(FloatOf(words.w), k[j + 3], score[row]);
-          }
+        for (uint32_t j = 0; j < 8; j += 4) {
+          const auto words = LoadShared<Words4>(q + 4 * j);
+          score[row] = FmaRn(FloatOf(words.x), k[j], score[row]);
+          score[row] = FmaRn(FloatOf(words.y), k[j + 1], score[row]);
+          score[row] = FmaRn(FloatOf(words.z), k[j + 2], score[row]);
+          score[row] = FmaRn(FloatOf(words.w), k[j + 3], score[row]);
         }
       }
     }
@@ -186,6 +189,7 @@ struct RowAttention {
       score[row] = visible ? rows.Score(row, score[row]) : kHiddenScore;
     }
     Weigh(score);
+    KVTIER_NO_UNROLL
     for (uint32_t i = 0; i < count; ++i) {
       float v[kLaneDims];
       KVTIER_UNROLL
@@ -202,18 +206,19 @@ struct RowAttention {
     }
   }
 
-  // To the merge buffer of this warp, which may be where the query was. `merger` knows its order.
+  // To the merge buffer of this warp, as rows [first_row, first_row + kRows) of the pass.
   template <typename Merger>
-  KVTIER_DEVICE void Publish(const Merger& merger, SharedAddress buffer, uint32_t lane) const {
+  KVTIER_DEVICE void Publish(const Merger& merger, SharedAddress buffer, uint32_t first_row,
+                             uint32_t lane) const {
     KVTIER_UNROLL
-    for (uint32_t row = 0; row < kRows; ++row) {
+    for (uint32_t i = 0; i < kRows; ++i) {
+      const uint32_t row = first_row + i;
       KVTIER_UNROLL
       for (uint32_t j = 0; j < kLaneDims; ++j) {
-        StoreShared<float>(buffer + Merger::ValueOffset(row, lane + 32 * j), out[row][j]);
+        StoreShared<float>(buffer + Merger::ValueOffset(row, lane + 32 * j), out[i][j]);
       }
-      if (lane == 0) merger.PublishWeight(row, top[row], sum[row]);
+      if (lane == 0) merger.PublishWeight(row, top[i], sum[i]);
     }
-    merger.PublishBuffer(buffer);
   }
 
  private:

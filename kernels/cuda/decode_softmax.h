@@ -30,17 +30,14 @@ KVTIER_DEVICE uint64_t QueryRow(const DecodeParams& params, const DecodeItem& it
          row % params.group_heads;
 }
 
-// Tokens [begin, end) of the context that a row sees.
-struct Visible {
-  uint32_t begin;
-  uint32_t end;
-};
-KVTIER_DEVICE Visible VisibleTokens(const DecodeParams& params, const DecodeItem& item,
-                                    uint32_t row) {
+// Tokens [WindowBegin(end), end) of the context that a row sees.
+KVTIER_DEVICE uint32_t VisibleEnd(const DecodeParams& params, const DecodeItem& item,
+                                  uint32_t row) {
   const uint32_t position = row / params.group_heads;
-  const uint32_t end =
-      FloorSub(item.sealed_tokens + item.tail_tokens, FloorSub(params.query_len - 1, position));
-  return {params.window == 0 ? 0 : FloorSub(end, params.window), end};
+  return FloorSub(item.sealed_tokens + item.tail_tokens, FloorSub(params.query_len - 1, position));
+}
+KVTIER_DEVICE uint32_t WindowBegin(const DecodeParams& params, uint32_t end) {
+  return params.window == 0 ? 0 : FloorSub(end, params.window);
 }
 
 // cap * tanh(score / cap), in log2 units; `inverse` is 1 / cap.

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/decode_params.h"
+#include "kernels/cuda/nvfp4_device.h"
 #include "kernels/cuda/primitives.h"
 
 // Attention of one warp over the NVFP4 tokens of one stage in shared memory. K and V are the A
@@ -15,48 +16,16 @@
 // two MMAs each; which dims these are does not matter as long as the query has the same order. For
 // V the dims are rows of the output, put right when it is written.
 //
-// Codes become FP16 without a conversion instruction: "s eem" lands in the sign, the low exponent
-// bits and the top of the mantissa, which is the value times 2^-14, the subnormal 0.5 included. The
-// product with a block scale has 6 significant bits and is at least 2^-24: exact. Where the
-// hardware converts (Arch::kConvertsE2m1) values come without that factor.
+// Codes become FP16 as nvfp4_device.h does it. The product with a block scale has 6 significant
+// bits and is at least 2^-24: exact.
 
 namespace kvtier::kernels::cuda::inline KVTIER_CUDA_FLAVOUR {
 
+// What a product of codes, scales and the other operand is multiplied with.
 template <typename Arch>
 KVTIER_DEVICE constexpr float CodeUnit() {
-  return Arch::kConvertsE2m1 ? 1.0F : 16384.0F;
-}
-
-// The 8 codes of a word as 4 pairs, pair i holding the codes PairCode(i, 0) and PairCode(i, 1).
-template <typename Arch>
-KVTIER_DEVICE void DecodeWord(uint32_t word, uint32_t (&pairs)[4]) {
-  if constexpr (Arch::kConvertsE2m1) {
-    E2m1ToHalf2(word, pairs);
-  } else {
-    const uint32_t high = (word & 0x80808080U) | (word >> 3 & 0x0E0E0E0EU);
-    const uint32_t low = (word << 4 & 0x80808080U) | (word << 1 & 0x0E0E0E0EU);
-    pairs[0] = high & 0xFF00FF00U;
-    pairs[1] = PermuteBytes(high, 0, 0x2404);
-    pairs[2] = low & 0xFF00FF00U;
-    pairs[3] = PermuteBytes(low, 0, 0x2404);
-  }
-}
-template <typename Arch>
-KVTIER_DEVICE constexpr uint32_t PairCode(uint32_t pair, uint32_t half) {
-  if (Arch::kConvertsE2m1) return 2 * pair + half;
-  constexpr uint32_t kFirst = 0x0213;  // Nibble i: the first code of pair i, 3 1 2 0.
-  return (kFirst >> (4 * pair) & 0xF) + 4 * half;
-}
-
-// Two E4M3 bytes, sign 0, to FP16.
-template <typename Arch>
-KVTIER_DEVICE uint32_t DecodeScales(uint32_t bytes) {
-  if constexpr (Arch::kConvertsE4m3) {
-    return E4m3ToHalf2(bytes);
-  } else {
-    constexpr uint32_t kTwoTo8 = 0x5C005C00;
-    return MulHalf2(PermuteBytes(bytes, 0, 0x1404) >> 1, kTwoTo8);
-  }
+  static_assert(Codes<Arch>::kCodeExponent == 0 || Codes<Arch>::kCodeExponent == -14);
+  return Codes<Arch>::kCodeExponent == 0 ? 1.0F : 0x1p14F;
 }
 
 // Where the top bit of a byte is set, that byte of `scales` is none that sealing writes.
@@ -190,7 +159,7 @@ KVTIER_DEVICE void LoadKRows(SharedAddress stage, const uint32_t (&token)[2], ui
     KVTIER_UNROLL
     for (uint32_t i = 0; i < KLane<kHeadDim>::kVectors; i += 2) {
       damage |= ScaleDamage(bytes[row][i / 2]);
-      const uint32_t two = DecodeScales<Arch>(bytes[row][i / 2]);
+      const uint32_t two = ScalesToHalf2<Arch>(bytes[row][i / 2]);
       rows.scales[row][i] = PermuteBytes(two, two, 0x1010);
       if (i + 1 < KLane<kHeadDim>::kVectors) {
         rows.scales[row][i + 1] = PermuteBytes(two, two, 0x3232);
@@ -220,8 +189,8 @@ KVTIER_DEVICE void ScoreTokens(SharedAddress stage, uint32_t first_token, uint32
   for (uint32_t i = 0; i < KLane<kHeadDim>::kWords; ++i) {
     uint32_t first[4];
     uint32_t second[4];
-    DecodeWord<Arch>(rows.words[0][i], first);
-    DecodeWord<Arch>(rows.words[1][i], second);
+    DequantizeWord<Arch>(rows.words[0][i], first);
+    DequantizeWord<Arch>(rows.words[1][i], second);
     const uint32_t first_scale = rows.scales[0][KLane<kHeadDim>::Vector(i)];
     const uint32_t second_scale = rows.scales[1][KLane<kHeadDim>::Vector(i)];
     KVTIER_UNROLL
@@ -275,7 +244,7 @@ KVTIER_DEVICE uint32_t AccumulatorDim(uint32_t tile, uint32_t g, uint32_t upper)
   const uint32_t unit = dims == 128 ? own / 2 : dims == 64 ? 2 * (g & 1) + own / 2 : g & 3;
   const uint32_t pair = 2 * (own & 1) + upper;
   const uint32_t code =
-      Arch::kConvertsE2m1 ? 2 * pair + (unit & 1) : 4 * (unit & 1) + PairCode<Arch>(pair, 0);
+      Arch::kConvertsE2m1 ? 2 * pair + (unit & 1) : 4 * (unit & 1) + Codes<Arch>::FirstOf(pair);
   return VParts<kHeadDim>::Vector(part, g) * 16 + 8 * (unit >> 1) + code;
 }
 
@@ -294,8 +263,8 @@ KVTIER_DEVICE AccumulatorPlace PlaceOfDim(uint32_t dim) {
   const uint32_t word = dim % 16 / 8;
   const uint32_t code = dim % 8;
   const uint32_t parity = Arch::kConvertsE2m1 ? code & 1 : code >> 2;
-  // The inverse of PairCode: 3 1 2 0 is its own.
-  const uint32_t pair = Arch::kConvertsE2m1 ? code >> 1 : PairCode<Arch>(code & 3, 0);
+  // The order of pairs, 3 1 2 0, is its own inverse.
+  const uint32_t pair = Arch::kConvertsE2m1 ? code >> 1 : Codes<Arch>::FirstOf(code & 3);
   const uint32_t unit = dims == 128 ? 2 * word + parity : dims == 64 ? parity : 0;
   const uint32_t g = dims == 128  ? vector
                      : dims == 64 ? 2 * vector + word
@@ -361,8 +330,8 @@ KVTIER_DEVICE void AccumulatePart(SharedAddress group, uint32_t bytes, uint32_t 
                                   Accumulators<kHeadDim, kTilesN>& out) {
   constexpr uint32_t kDims = VParts<kHeadDim>::Dims(kPart);
   constexpr uint32_t kFirstTile = VParts<kHeadDim>::FirstDim(kPart) / 16;
-  const uint32_t first_scales = DecodeScales<Arch>(bytes & 0xFFFFU);
-  const uint32_t second_scales = DecodeScales<Arch>(bytes >> 16);
+  const uint32_t first_scales = ScalesToHalf2<Arch>(bytes & 0xFFFFU);
+  const uint32_t second_scales = ScalesToHalf2<Arch>(bytes >> 16);
   const VWords v = LoadVWords<kHeadDim>(group, VParts<kHeadDim>::Vector(kPart, g), t);
   KVTIER_UNROLL
   for (uint32_t unit = 0; unit < kDims / 32; ++unit) {
@@ -374,8 +343,8 @@ KVTIER_DEVICE void AccumulatePart(SharedAddress group, uint32_t bytes, uint32_t 
     for (uint32_t i = 0; i < 4; ++i) word[i] = high_word ? v.word[1][i] : v.word[0][i];
     uint32_t first[4];
     uint32_t second[4];
-    DecodeWord<Arch>(PairTokens<Arch>(word[0], word[1], parity), first);
-    DecodeWord<Arch>(PairTokens<Arch>(word[2], word[3], parity), second);
+    DequantizeWord<Arch>(PairTokens<Arch>(word[0], word[1], parity), first);
+    DequantizeWord<Arch>(PairTokens<Arch>(word[2], word[3], parity), second);
     KVTIER_UNROLL
     for (uint32_t k = 0; k < 2; ++k) {
       const uint32_t a[4] = {

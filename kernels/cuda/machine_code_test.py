@@ -30,6 +30,8 @@ CONVERTING = ["sm_100a", "sm_103a", "sm_120a"]
 #   path        "through OPCODE": the shortest way from the entry over an OPCODE to the exit;
 #               "loop OPCODE": once round the loop that holds most OPCODEs. Rare paths (NaNs,
 #               options, counters) only lengthen a way, so the shortest is the usual one.
+#               "blocks OPCODE n": once round the loop that has blocks of straight code with more
+#               than n OPCODEs, through all of these blocks
 #   unit        (OPCODE, n): each one on the path stands for n values
 #   most        instructions per value at most
 Budget = collections.namedtuple("Budget", "kernel architectures needs path unit most")
@@ -40,6 +42,14 @@ BUDGETS = [
            "loop STG.E.64", ("STG.E.64", 16), 14.0),
     Budget(f"SealKernel.*{BF16}", CONVERTING, ["LDG.E.128", "STG.E.64", "F2FP.SATFINITE.E2M1"],
            "loop STG.E.64", ("STG.E.64", 16), 11.0),
+    # Decode, 8 query rows of head dim 128: an HMMA stands for 16 x 16 values of 32 lanes. Over a
+    # stage, with its softmax and the start of the next copies.
+    Budget("DecodeKernelILj128ELj1E", ["sm_90a"], ["LDS.128"], "blocks HMMA 8", ("HMMA", 8),
+           22.0 / 8),
+    Budget("DecodeKernelILj128ELj1E", ["sm_80", "sm_86", "sm_89"], ["LDS.128"], "blocks HMMA 8",
+           ("HMMA", 8), 23.0 / 8),
+    Budget("DecodeKernelILj128ELj1E", CONVERTING, ["LDS.128", "F2FP.F16.E2M1"], "blocks HMMA 8",
+           ("HMMA", 8), 16.0 / 8),
     # A store of 16 bytes is 8 values of BF16.
     Budget(f"GatherKernel.*{BF16}", COMPARING, ["STG.E.128"], "loop STG.E.128", ("STG.E.128", 8),
            11.0),
@@ -111,8 +121,9 @@ def successors(code, at):
         yield at + 1
 
 
-def shortest(code, start, is_goal):
-    """Instructions on the shortest way from `start` to a goal, both included, or None."""
+def shortest(code, start, is_goal, allowed=None):
+    """Instructions on the shortest way from `start` to a goal, both included, or None. With
+    `allowed`, only through instructions of this range."""
     queue, before = [(1, start)], {start: None}
     while queue:
         length, at = heapq.heappop(queue)
@@ -123,15 +134,48 @@ def shortest(code, start, is_goal):
                 at = before[at]
             return way[::-1]
         for after in successors(code, at):
-            if after not in before:
+            if after not in before and (allowed is None or after in allowed):
                 before[after] = at
                 heapq.heappush(queue, (length + 1, after))
     return None
 
 
+def straight_blocks(code):
+    """(first, last) of every run of instructions without a branch or a branch's target inside."""
+    starts = {0} | {i.target for i in code if i.target is not None}
+    starts |= {at + 1 for at, i in enumerate(code) if i.opcode.split(".")[0] in ("BRA", "EXIT")}
+    starts = sorted(at for at in starts if at < len(code))
+    return list(zip(starts, [at - 1 for at in starts[1:]] + [len(code) - 1]))
+
+
+def path_through_blocks(code, opcode, least):
+    """Once round a loop through its blocks that have more than `least` opcodes, or None."""
+    blocks = [(first, last) for first, last in straight_blocks(code)
+              if sum(i.opcode.startswith(opcode) for i in code[first:last + 1]) > least]
+    if not blocks:
+        return None
+    loops = [(at - i.target, i.target, at) for at, i in enumerate(code)
+             if i.target is not None and i.target <= blocks[0][0] and at >= blocks[-1][1]]
+    if not loops:
+        return None
+    _, head, end = min(loops)
+    way, at = [], head
+    for first, last in blocks:
+        piece = shortest(code, at, lambda i, first=first: i == first, range(head, end + 1))
+        if piece is None:
+            return None
+        way += piece[:-1] if not way else piece[1:-1]
+        way += range(first, last + 1)
+        at = last
+    piece = shortest(code, at, lambda i: i == end, range(head, end + 1))
+    return None if piece is None else [code[i] for i in way + piece[1:]]
+
+
 def usual_path(code, path):
     """The instructions of a budget's path, or None."""
-    kind, opcode = path.split()
+    kind, opcode, *least = path.split()
+    if kind == "blocks":
+        return path_through_blocks(code, opcode, int(least[0]))
     if kind == "through":
         front = shortest(code, 0, lambda at: code[at].opcode.startswith(opcode))
         if front is None:

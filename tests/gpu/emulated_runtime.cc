@@ -13,6 +13,8 @@
 #include <span>
 #include <vector>
 
+#include "kernels/cuda/decode_kernel.h"
+#include "kernels/cuda/decode_plan.h"
 #include "kernels/cuda/emu/launch.h"
 #include "kernels/cuda/gather_kernel.h"
 #include "kernels/cuda/seal_kernel.h"
@@ -50,17 +52,19 @@ void LaunchOrCapture(std::function<void()> launch) {
 }
 
 template <typename Body, typename Params>
-void Run(const kvtier::kernels::cuda::LaunchShape& shape, Body body, const Params& params) {
-  LaunchOrCapture([shape, body, params] {
-    const auto report =
-        kvtier::kernels::cuda::emu::Launch({.grid = {shape.grid_x, shape.grid_y, shape.grid_z},
-                                            .block = {shape.block_x, shape.block_y},
-                                            .shared_bytes = shape.shared_bytes},
-                                           DeviceMemory(), body, params);
+void Run(const kvtier::kernels::cuda::emu::LaunchConfig& config, Body body, const Params& params) {
+  LaunchOrCapture([config, body, params] {
+    const auto report = kvtier::kernels::cuda::emu::Launch(config, DeviceMemory(), body, params);
     if (report.ok()) return;
     std::printf("FAILED: %s\n", report.ToString().c_str());
     std::exit(1);
   });
+}
+
+kvtier::kernels::cuda::emu::LaunchConfig ConfigOf(const kvtier::kernels::cuda::LaunchShape& shape) {
+  return {.grid = {shape.grid_x, shape.grid_y, shape.grid_z},
+          .block = {shape.block_x, shape.block_y},
+          .shared_bytes = shape.shared_bytes};
 }
 
 }  // namespace
@@ -74,7 +78,7 @@ Status SealBlocks(const SealBlocksArgs& args, Stream) {
   constexpr Body kBodies[] = {
       &SealBody<Sm90, ElementType::kBf16>, &SealBody<Sm90, ElementType::kFp16>,
       &SealBody<Sm90, ElementType::kFp32>, &SealBody<Sm90, ElementType::kFp8E4m3>};
-  Run(plan.shape, kBodies[static_cast<size_t>(args.k.type)], plan.params);
+  Run(ConfigOf(plan.shape), kBodies[static_cast<size_t>(args.k.type)], plan.params);
   return Status();
 }
 
@@ -85,7 +89,38 @@ Status GatherBlocks(const GatherBlocksArgs& args, Stream) {
   constexpr Body kBodies[] = {
       &GatherBody<Sm90, ElementType::kBf16>, &GatherBody<Sm90, ElementType::kFp16>,
       &GatherBody<Sm90, ElementType::kFp32>, &GatherBody<Sm90, ElementType::kFp8E4m3>};
-  Run(plan.shape, kBodies[static_cast<size_t>(args.k.type)], plan.params);
+  Run(ConfigOf(plan.shape), kBodies[static_cast<size_t>(args.k.type)], plan.params);
+  return Status();
+}
+
+Status DecodeBatch(const DecodeBatchArgs& args, Stream) {
+  constexpr DeviceLimits kLimits{
+      .multiprocessor_count = 2, .shared_bytes_per_block = 232448, .copies_bulk = true};
+  DecodePlan plan;
+  if (const Status status = PlanDecode(args, kLimits, &plan); !status.ok()) return status;
+  using Body = void (*)(const DecodeParams&);
+  const bool two = plan.tiles_n == 2;
+  Body body = nullptr;
+  switch (args.block_shape.head_dim) {
+    case 64:
+      body = two ? &DecodeBody<Sm90, 64, 2> : &DecodeBody<Sm90, 64, 1>;
+      break;
+    case 96:
+      body = two ? &DecodeBody<Sm90, 96, 2> : &DecodeBody<Sm90, 96, 1>;
+      break;
+    case 128:
+      body = two ? &DecodeBody<Sm90, 128, 2> : &DecodeBody<Sm90, 128, 1>;
+      break;
+    case 192:
+      body = &DecodeBody<Sm90, 192, 1>;
+      break;
+    default:
+      body = &DecodeBody<Sm90, 256, 1>;
+  }
+  Run({.grid = {plan.grid_size},
+       .block = {32 * plan.warp_count},
+       .shared_bytes = plan.shared_bytes},
+      body, plan.params);
   return Status();
 }
 

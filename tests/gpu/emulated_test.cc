@@ -33,6 +33,12 @@ TEST(GpuSuite, ChecksTransfers) {
   EXPECT_TRUE(suite.ok()) << suite.ToJson();
 }
 
+TEST(GpuSuite, ChecksDecode) {
+  Suite suite = EmulatedSuite();
+  CheckDecode(&suite);
+  EXPECT_TRUE(suite.ok()) << suite.ToJson();
+}
+
 TEST(GpuSuite, WritesWhatFailed) {
   Suite suite = EmulatedSuite();
   suite.Begin("one");

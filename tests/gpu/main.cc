@@ -37,7 +37,11 @@ int Run(const char* json_path, const Options& options) {
   CheckPrimitives(&suite);
   CheckEncoder(&suite);
   CheckTransfers(&suite);
-  if (options.has_benchmarks) BenchmarkTransfers(&suite);
+  CheckDecode(&suite);
+  if (options.has_benchmarks) {
+    BenchmarkTransfers(&suite);
+    BenchmarkDecode(&suite);
+  }
   std::ofstream(json_path) << suite.ToJson();
   std::printf("%s; results in %s\n", suite.ok() ? "PASSED" : "FAILED", json_path);
   return suite.ok() ? 0 : 1;

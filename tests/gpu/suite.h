@@ -69,7 +69,9 @@ class Suite {
 void CheckPrimitives(Suite* suite);
 void CheckEncoder(Suite* suite);
 void CheckTransfers(Suite* suite);
+void CheckDecode(Suite* suite);
 void BenchmarkTransfers(Suite* suite);
+void BenchmarkDecode(Suite* suite);
 
 }  // namespace kvtier::gpu
 
