@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Finds the CUDA toolkit as KVTIER_CUDA asks. Sets KVTIER_CUDA_FOUND (ON/OFF) and, when found,
-# KVTIER_CUDA_INCLUDE_DIR (the folder of cuda_runtime.h and cuda_fp4.h) and KVTIER_NVCC (the compiler
-# of CUDA 13 or later, or KVTIER_NVCC-NOTFOUND). Device code is compiled by kvtier_add_cuda_library.
+# KVTIER_CUDA_INCLUDE_DIR (the folder of cuda_runtime.h and cuda_fp4.h) and KVTIER_NVCC (the
+# compiler of CUDA 13 or later, or KVTIER_NVCC-NOTFOUND). Device code is compiled by
+# kvtier_add_cuda_library.
 include_guard(GLOBAL)
 
 set(KVTIER_CUDA_FOUND OFF)
@@ -39,9 +40,9 @@ set(KVTIER_CUDA_ARCHITECTURES 80 86 89 90a 100a 103a 120a)
 # kvtier_add_cuda_library(name SOURCES files.cu... [PUBLIC libs...] [LAYER layer])
 # A static library as kvtier_add_library makes it, from sources that nvcc compiles for all of
 # KVTIER_CUDA_ARCHITECTURES; PUBLIC libraries are not seen by nvcc, which finds headers from the
-# repository root. Sets KVTIER_CUDA_OBJECTS (cache, internal) to all objects so far. Not CMake's CUDA
-# language: that would give nvcc the host's flags of every library it links, and configuring would
-# compile test programs. Without KVTIER_NVCC this does nothing.
+# repository root. Sets KVTIER_CUDA_OBJECTS (cache, internal) to all objects so far. Not CMake's
+# CUDA language: that would give nvcc the host's flags of every library it links, and configuring
+# would compile test programs. Without KVTIER_NVCC this does nothing.
 function(kvtier_add_cuda_library name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "LAYER" "SOURCES;PUBLIC")
   _kvtier_reject_unparsed(kvtier_add_cuda_library)
