@@ -92,7 +92,8 @@ absl::StatusOr<std::vector<DatasetReport>> EvalDump(const EvalCommand& command) 
   const bool npy = command.safetensors_path.empty();
   KVT_ASSIGN_OR_RETURN(
       const eval::Dump dump,
-      npy ? eval::OpenNpyDump(command.k_path, command.v_path, command.q_path)
+      npy ? eval::OpenNpyDump(command.k_path, command.v_path, command.q_path,
+                              {.uint16_is_bf16 = command.uint16_is_bf16})
           : eval::OpenSafetensorsDump(command.safetensors_path, command.tensor_names));
   KVT_ASSIGN_OR_RETURN(const eval::Layer layer, eval::ReadDump(dump, command.query_count));
   KVT_ASSIGN_OR_RETURN(const std::vector<eval::Method> methods,

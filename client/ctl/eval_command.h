@@ -17,6 +17,7 @@ struct EvalCommand {
   std::string q_path;
   std::string safetensors_path;
   std::string tensor_names;
+  bool uint16_is_bf16 = false;  // of .npy files
   bool example = false;
   std::string families = "all";
   std::string methods;  // empty: all

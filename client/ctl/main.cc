@@ -40,7 +40,7 @@ Examples:
   kvtierctl eval-kv                                      all families, all methods
   kvtierctl eval-kv --synthetic out_bias --methods nvfp4,nvfp4_mean_smooth_4over6
   kvtierctl eval-kv --k k.npy --v v.npy --q q.npy --plot errors.svg
-  kvtierctl eval-kv --safetensors layer3.safetensors --names layer3.k,layer3.v
+  kvtierctl eval-kv --safetensors dump.safetensors --names layers.3.k,layers.3.v
 
 Needs no daemon. K and V are [tokens, kv heads, head_dim], Q is [queries, query heads, head_dim].)";
 
@@ -172,6 +172,8 @@ void AddEval(CLI::App* app, EvalCommand* eval) {
   k->needs(v);
   v->needs(k);
   q->needs(k);
+  command->add_flag("--uint16-is-bf16", eval->uint16_is_bf16, "Read .npy files of uint16 as BF16")
+      ->needs(k);
   CLI::Option* safetensors =
       command->add_option("--safetensors", eval->safetensors_path, "Keys, values (and queries)");
   command->add_option("--names", eval->tensor_names, "Tensors K,V or K,V,Q; default k,v and q")

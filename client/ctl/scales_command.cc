@@ -160,6 +160,10 @@ absl::Status Calibrate(const ScalesCommand& command, bool json) {
   file.provenance.token_count = calibration.token_count();
   file.provenance.nonfinite_count = calibration.nonfinite_count();
   file.provenance.smooth_alpha = command.smooth_alpha;
+  if (file.provenance.token_count < file.scales.kv_head_count) {
+    Warn(absl::StrFormat("%d tokens of %d kv heads: is the order [token][kv head][dim]?",
+                         file.provenance.token_count, file.scales.kv_head_count));
+  }
   if (file.provenance.nonfinite_count > 0) {
     Warn(absl::StrFormat("%d values that are not finite were left out",
                          file.provenance.nonfinite_count));

@@ -18,7 +18,7 @@ constexpr double kRight = 20;
 constexpr double kTop = 66;  // title and legend
 constexpr double kPlotHeight = 260;
 constexpr double kBottom = 46;  // tick labels and the axis' label
-constexpr double kGlyph = 6.2;  // width of a character of 11 px, about
+constexpr double kGlyph = 7.0;  // width of a character of 11 px in wide fonts, about
 
 // Okabe and Ito's colours, which most colour-blind people tell apart.
 constexpr std::array<const char*, 7> kColours = {"#0072B2", "#E69F00", "#009E73", "#CC79A7",

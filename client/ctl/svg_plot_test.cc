@@ -46,6 +46,19 @@ double NumberAfter(const std::string& svg, size_t from, const std::string& name)
   return std::stod(svg.substr(at + name.size() + 3));
 }
 
+TEST(SvgPlotTest, LongNamesStayInThePicture) {
+  constexpr double kWide =
+      7.0;  // Of a character of 11 px in DejaVu Sans, which browsers fall back to.
+  const std::string name = "nvfp4_mean_smooth_amax_4over6";
+  const Chart chart = BarChart{
+      .title = "t", .y_label = "y", .groups = {name}, .series = {{.name = "s", .values = {1.0}}}};
+  const std::string svg = SvgOf(std::span(&chart, 1));
+  const size_t text = svg.rfind("<text", svg.find(">" + name));
+  const double bottom = NumberAfter(svg, text, "y") +
+                        std::sin(40 * M_PI / 180) * kWide * static_cast<double>(name.size());
+  EXPECT_GE(NumberAfter(svg, 0, "height"), bottom);
+}
+
 TEST(SvgPlotTest, BarsStandOnZeroAndAreAsHighAsTheirValues) {
   const Chart chart = BarChart{.title = "t",
                                .y_label = "y",

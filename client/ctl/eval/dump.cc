@@ -72,11 +72,18 @@ absl::StatusOr<Heads> ReadHeads(const Tensor& tensor, std::string_view rows) {
 }
 
 absl::Status CheckShapes(const Dump& dump, const Heads& k, const Heads& v) {
-  if (k.row_count == v.row_count && k.head_count == v.head_count && k.head_dim == v.head_dim) {
-    return absl::OkStatus();
+  if (k.row_count != v.row_count || k.head_count != v.head_count || k.head_dim != v.head_dim) {
+    return Invalid("K is %s and V is %s: tokens, kv heads and head_dim must be equal",
+                   ShapeText(dump.k), ShapeText(dump.v));
   }
-  return Invalid("K is %s and V is %s: tokens, kv heads and head_dim must be equal",
-                 ShapeText(dump.k), ShapeText(dump.v));
+  // Caches of [kv heads, tokens, head_dim] are common, and would give plausible figures.
+  if (k.row_count < k.head_count) {
+    return Invalid(
+        "%s: shape %s has fewer tokens than kv heads; the order is [tokens, heads, "
+        "head_dim]",
+        dump.k.Where(), ShapeText(dump.k));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CheckQueries(const Dump& dump, const Heads& k, const Heads& q) {
@@ -110,12 +117,12 @@ bool HasDifferentRows(const Matrix& k) {
 }  // namespace
 
 absl::StatusOr<Dump> OpenNpyDump(const std::string& k_path, const std::string& v_path,
-                                 const std::string& q_path) {
+                                 const std::string& q_path, const NpyOptions& options) {
   Dump dump;
-  KVT_ASSIGN_OR_RETURN(dump.k, ReadNpy(k_path));
-  KVT_ASSIGN_OR_RETURN(dump.v, ReadNpy(v_path));
+  KVT_ASSIGN_OR_RETURN(dump.k, ReadNpy(k_path, options));
+  KVT_ASSIGN_OR_RETURN(dump.v, ReadNpy(v_path, options));
   if (!q_path.empty()) {
-    KVT_ASSIGN_OR_RETURN(dump.q, ReadNpy(q_path));
+    KVT_ASSIGN_OR_RETURN(dump.q, ReadNpy(q_path, options));
   }
   return dump;
 }
@@ -125,6 +132,11 @@ absl::StatusOr<Dump> OpenSafetensorsDump(const std::string& path, const std::str
   std::vector<std::string> parts = {"k", "v"};
   if (!names.empty()) {
     parts = absl::StrSplit(names, ',');
+  } else if (!file.tensors().contains("k") || !file.tensors().contains("v")) {
+    return NotFound(
+        "%s: no tensors k and v; --names says what they are called, as in "
+        "layers.3.k,layers.3.v",
+        path);
   } else if (file.tensors().contains("q")) {
     parts.emplace_back("q");
   }

@@ -121,7 +121,28 @@ TEST_F(DumpTest, ReadsSafetensorsByName) {
   EXPECT_FALSE(named->q.has_value());
   EXPECT_TRUE(ReadDump(*named, 4).ok());
   EXPECT_EQ(OpenSafetensorsDump(path, "k,w").status().code(), absl::StatusCode::kNotFound);
+  ASSERT_TRUE(WriteSafetensors(path, std::span(tensors).last(2)).ok());
+  const absl::Status unnamed = OpenSafetensorsDump(path, "").status();
+  EXPECT_EQ(unnamed.code(), absl::StatusCode::kNotFound);
+  EXPECT_NE(unnamed.ToString().find("--names"), std::string::npos) << unnamed;
   ExpectInvalid(OpenSafetensorsDump(path, "k").status(), "--names");
+}
+
+TEST_F(DumpTest, ReadsUint16AsBf16IfTold) {
+  const std::vector<uint16_t> bits = {0x3F80, 0x4000, 0x4040, 0x4080};  // 1, 2, 3, 4
+  const std::string path = folder_.File("bits.npy");
+  ASSERT_TRUE(WriteNpy(path, TensorType::kUint16, std::vector<uint64_t>{2, 2},
+                       std::as_bytes(std::span(bits)))
+                  .ok());
+  const auto told = OpenNpyDump(path, path, "", {.uint16_is_bf16 = true});
+  ASSERT_TRUE(told.ok()) << told.status();
+  const auto layer = ReadDump(*told, 4);
+  ASSERT_TRUE(layer.ok()) << layer.status();
+  EXPECT_EQ(layer->heads[0].k.Row(1)[0], 3.0);
+  const auto untold = OpenNpyDump(path, path, "");
+  ASSERT_TRUE(untold.ok()) << untold.status();
+  const absl::Status refused = ReadDump(*untold, 4).status();
+  EXPECT_NE(refused.ToString().find("--uint16-is-bf16"), std::string::npos) << refused;
 }
 
 TEST_F(DumpTest, RefusesShapesThatDoNotFit) {
@@ -131,6 +152,8 @@ TEST_F(DumpTest, RefusesShapesThatDoNotFit) {
   ExpectInvalid(Read(Array({3, 2, 4}), Array({3, 2, 4}), Array({1, 2, 8})).status(), "Q is [1, 2");
   ExpectInvalid(Read(Array({3, 2, 2, 4}), Array({3, 2, 2, 4})).status(), "shape [3, 2, 2, 4]");
   ExpectInvalid(Read(Array({0, 2, 4}), Array({0, 2, 4})).status(), "no element");
+  // Two kv heads of 3 tokens, heads first.
+  ExpectInvalid(Read(Array({2, 3, 4}), Array({2, 3, 4})).status(), "fewer tokens than kv heads");
 }
 
 TEST_F(DumpTest, RefusesWhatIsNotFinite) {

@@ -135,7 +135,7 @@ absl::StatusOr<ScaleConvention> ChooseConvention(const CheckpointOptions& option
   if (!options.convention.has_value() && config.convention.has_value()) return *config.convention;
   if (!options.convention.has_value()) {
     return Invalid(
-        "which convention do the scales follow? %s",
+        "which convention do the scales follow? %s; say it with --convention",
         config.evidence.empty() ? "no configuration says" : config.evidence + " does not say");
   }
   if (config.convention.has_value() && !options.force) {

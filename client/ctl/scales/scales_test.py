@@ -125,6 +125,7 @@ class ScalesTest(unittest.TestCase):
         self.assertEqual(first["provenance"]["convention"], "fp8")
 
     def test_mistakes_have_their_status(self):
+        self.write("fp8.npy", npy((TOKENS, DIM), bytes(TOKENS * DIM), "<V1"))
         out = ("--out", "x.json")
         npy_pair = ("--k", "K.npy", "--v", "V.npy")
         refused = [
@@ -134,11 +135,13 @@ class ScalesTest(unittest.TestCase):
             (2, "--smooth", ("calibrate", *npy_pair, "--smooth", "2", *out)),
             (2, "2 files of keys", ("calibrate", "--k", "K.npy", "K.npy", "--v", "V.npy", *out)),
             (4, "none.npy", ("calibrate", "--k", "none.npy", "--v", "V.npy", *out)),
+            (1, "its scale must be given",
+             ("calibrate", "--k", "fp8.npy", "--v", "fp8.npy", *out)),
             (1, "not a .npy file",
              ("calibrate", "--k", "old.safetensors", "--v", "V.npy", *out)),
             (1, "too few tokens",
              ("calibrate", *npy_pair, "--mean", "--min-tokens", "257", *out)),
-            (2, "which convention", ("import", "old.safetensors", *out)),
+            (2, "say it with --convention", ("import", "old.safetensors", *out)),
             (1, "--force if you know better",
              ("import", "checkpoint", "--convention", "llm-compressor", *out)),
             (4, "none", ("import", "none", "--convention", "fp8", *out)),
@@ -151,6 +154,14 @@ class ScalesTest(unittest.TestCase):
             done = self.run_ctl("scales", *arguments, status=status)
             self.assertIn(message, done.stderr + done.stdout, arguments)
             self.assertFalse((self.folder / "x.json").exists(), arguments)
+
+    def test_dumps_with_heads_first_are_warned_of(self):
+        data = values(3, HEADS * TOKENS * DIM)
+        self.write("heads.npy", npy((HEADS, TOKENS, DIM), data))
+        self.write("tokens.npy", npy((TOKENS, HEADS, DIM), data))
+        for name, warned in (("heads.npy", True), ("tokens.npy", False)):
+            done = self.run_ctl("scales", "calibrate", "--k", name, "--v", name, "--out", "s.json")
+            self.assertEqual("[token][kv head][dim]?" in done.stderr, warned, done.stderr)
 
     def test_an_edited_file_is_refused(self):
         self.run_ctl("scales", "calibrate", "--k", "K.npy", "--v", "V.npy", "--out", "s.json")

@@ -131,7 +131,8 @@ absl::StatusOr<TensorType> TypeOf(const std::string& descr, const NpyOptions& op
   for (const Descr& known : kDescrs) {
     if (known.text == descr) return known.type;
   }
-  return Unimplemented("%s: unsupported NumPy type '%s'", path, absl::CHexEscape(descr));
+  return Unimplemented("%s: unsupported NumPy type '%s'%s", path, absl::CHexEscape(descr),
+                       descr.ends_with("V1") ? "; if it is FP8, its scale must be given" : "");
 }
 
 // Splits the file into the text of its header and the bytes of its array.

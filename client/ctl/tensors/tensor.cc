@@ -84,8 +84,11 @@ absl::StatusOr<kernels::ElementType> KernelTypeOf(const Tensor& tensor) {
     case TensorType::kFp8E4m3:
       return kernels::ElementType::kFp8E4m3;
     default:
-      return Unimplemented("%s: values of type %s, not BF16, F16, F32 or F8_E4M3", tensor.Where(),
-                           TensorTypeName(tensor.type));
+      return Unimplemented("%s: values of type %s, not BF16, F16, F32 or F8_E4M3%s", tensor.Where(),
+                           TensorTypeName(tensor.type),
+                           tensor.type == TensorType::kUint16
+                               ? "; --uint16-is-bf16 if that is what a .npy file holds"
+                               : "");
   }
 }
 
