@@ -99,6 +99,7 @@ Status Observe(const ConstRows& rows, uint32_t token_count, std::span<ChannelSta
   if (channels.size() > kHeadDimMax) {
     return Status::InvalidArgument("more than 256 channels");
   }
+  if (AnyIsNull(channels)) return NullSpan();
   const auto dim_count = static_cast<uint32_t>(channels.size());
   if (const Status status = ValidateRows(rows, token_count, dim_count); !status.ok()) return status;
   float row[kHeadDimMax];
@@ -122,6 +123,7 @@ Status Merge(std::span<const ChannelStats> from, std::span<ChannelStats> into) {
   if (from.size() != into.size()) {
     return Status::InvalidArgument("stats of different head_dim");
   }
+  if (AnyIsNull(from, into)) return NullSpan();
   for (size_t d = 0; d < from.size(); ++d) {
     into[d].count += from[d].count;
     into[d].nonfinite_count += from[d].nonfinite_count;
@@ -147,6 +149,7 @@ Status ChooseTransform(std::span<const ChannelStats> k, const TransformOptions& 
       k_smooth.size() != (options.smooth_alpha > 0.0F ? k.size() : 0)) {
     return Status::InvalidArgument("k_mean and k_smooth must be head_dim long if asked for");
   }
+  if (AnyIsNull(k, k_mean, k_smooth)) return NullSpan();
   const bool enough = std::all_of(k.begin(), k.end(), [&options](const ChannelStats& channel) {
     return channel.count >= options.token_count_min;
   });
@@ -163,10 +166,12 @@ Status ChooseTransform(std::span<const ChannelStats> k, const TransformOptions& 
 
 Status AmaxOf(std::span<const ChannelStats> channels, std::span<const float> k_mean,
               std::span<const float> k_smooth, float* amax) {
-  for (const auto& vector : {k_mean, k_smooth}) {
-    if (!vector.empty() && vector.size() != channels.size()) {
-      return Status::InvalidArgument("k_mean and k_smooth must be head_dim long or empty");
-    }
+  if (channels.size() > kHeadDimMax) return Status::InvalidArgument("more than 256 channels");
+  if (amax == nullptr) return Status::InvalidArgument("a result pointer is required");
+  if (AnyIsNull(channels)) return NullSpan();
+  const auto dim_count = static_cast<uint32_t>(channels.size());
+  if (const Status status = ValidateTransform(k_mean, k_smooth, dim_count); !status.ok()) {
+    return status;
   }
   float largest = 0.0F;
   for (size_t d = 0; d < channels.size(); ++d) {

@@ -48,9 +48,6 @@ Status Merge(std::span<const ChannelStats> from, std::span<ChannelStats> into);
 // 0 for a channel without values.
 double MeanOf(const ChannelStats& channel);
 
-// 0 for a channel without values.
-double MeanOf(const ChannelStats& channel);
-
 // How K is transformed before it is quantized (SealOptions). Outlier channels of K dominate the
 // error of attention, and both parts fold into the query at no cost.
 struct TransformOptions {
@@ -85,7 +82,8 @@ Status ChooseTransform(std::span<const ChannelStats> k, const TransformOptions& 
 // Sets *amax to the largest magnitude that seal quantizes of the values observed, under the
 // transform (both spans may be empty): exactly that of the values, since every step of seal keeps
 // their order. Without a transform it is that before rounding to BF16. 0 if there are no values.
-// Errors: kInvalidArgument if a span is neither empty nor [head_dim]; *amax is untouched then.
+// Errors: kInvalidArgument for a transform that SealOptions does not allow, or more than 256
+// channels; *amax is untouched then.
 Status AmaxOf(std::span<const ChannelStats> channels, std::span<const float> k_mean,
               std::span<const float> k_smooth, float* amax);
 

@@ -30,6 +30,7 @@ Status ValidateQuery(const DecodeArgs& args) {
     return Status::InvalidArgument("soft_cap is negative or not finite");
   }
   const uint64_t row_count = uint64_t{args.query_len} * args.query_head_count;
+  if (row_count > UINT32_MAX) return Status::InvalidArgument("too many query rows");
   if (args.out.size() != row_count * shape.head_dim || args.lse.size() != row_count) {
     return Status::InvalidArgument("out or lse does not have the exact size");
   }
@@ -99,6 +100,10 @@ Status ValidateTail(const DecodeTail& tail, const BlockShape& shape) {
       (shape.kv_head_count > 1 && tail.head_stride < shape.head_dim)) {
     return Status::InvalidArgument("a stride of the tail is less than head_dim");
   }
+  if (!IsWithinReach(tail.token_count, tail.token_stride) ||
+      !IsWithinReach(shape.kv_head_count, tail.head_stride)) {
+    return Status::InvalidArgument("a stride of the tail is too large");
+  }
   for (const float scale : {tail.k_scale, tail.v_scale}) {
     if (!std::isfinite(scale) || scale <= 0.0F) {
       return Status::InvalidArgument("a scale of the tail is not finite and above 0");
@@ -111,6 +116,10 @@ Status ValidateArgs(const DecodeArgs& args) {
   if (const Status status = Validate(args.block_shape); !status.ok()) return status;
   if (args.layer_idx >= args.block_shape.layer_count) {
     return Status::InvalidArgument("layer_idx is not below layer_count");
+  }
+  if (AnyIsNull(args.block_table, args.g_k, args.g_v, args.out, args.lse, args.sinks, args.k_smooth,
+                args.k_mean, args.layer_formats)) {
+    return NullSpan();
   }
   if (!IsaIsAvailable(args.isa)) {
     return Status::InvalidArgument("the instruction set is not available");

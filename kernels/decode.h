@@ -101,11 +101,13 @@ struct DecodeArgs {
 // largest |out| (measured: below 2^-10 from uniform to one-hot softmax). Instruction sets agree
 // within these bounds, not bit for bit. A NaN in a tail token makes the results of the queries that
 // see it not finite; so does an infinity in V, or in K if the score is +inf or NaN. The results of
-// queries that do not see it are the same bits as without it. A split of a sequence is a call over
-// a part of its block table; merge the results with MergeDecode (only one of the parts has the
-// tail). Errors: kInvalidArgument when a requirement above is not met, before anything is read or
-// written; kDataLoss if a tile that is read holds a byte that is never written (a scale byte above
-// 0x7E, an FP8 NaN): out and lse are unspecified then.
+// queries that do not see it are the same bits as without it. Arithmetic is that of FP32: a score
+// beyond its range counts as an infinity, a sum of weight * |V| beyond it is one; kAvx512 takes
+// denormal BF16 values for zeros. A split of a sequence is a call over a part of its block table;
+// merge the results with MergeDecode (only one of the parts has the tail).
+// Errors: kInvalidArgument when a requirement above is not met, before anything is read or written;
+// kDataLoss if a tile that is read holds a byte that is never written (a scale byte above 0x7E, an
+// FP8 NaN): out and lse are unspecified then.
 Status Decode(const DecodeArgs& args);
 
 // Bytes of workspace that Decode needs with an executor; 0 for arguments that Decode refuses.

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "kernels/decode.h"
+#include "kernels/rows.h"
 
 namespace kvtier::kernels {
 
@@ -22,7 +23,9 @@ Status MergeDecode(std::span<const DecodePartial> partials, uint32_t query_head_
   if (out.size() != out_count || lse.size() != query_head_count) {
     return Status::InvalidArgument("out or lse does not have the exact size");
   }
+  if (AnyIsNull(partials, out, lse)) return NullSpan();
   for (const DecodePartial& partial : partials) {
+    if (AnyIsNull(partial.out, partial.lse)) return NullSpan();
     if (partial.out.size() != out_count || partial.lse.size() != query_head_count) {
       return Status::InvalidArgument("a partial does not have the exact size");
     }

@@ -212,6 +212,7 @@ Status ValidateExecutor(const SplitWork& work, const Executor& executor,
   if (workspace.size() < SplitWorkspaceBytes(work)) {
     return Status::InvalidArgument("workspace is smaller than its size function says");
   }
+  if (AnyIsNull(workspace)) return NullSpan();
   if (reinterpret_cast<uintptr_t>(workspace.data()) % alignof(float) != 0) {
     return Status::InvalidArgument("workspace is not aligned");
   }

@@ -57,7 +57,7 @@ struct MutableRows {
   ElementType type = ElementType::kBf16;
   void* data = nullptr;
   uint64_t token_stride = 0;  // In elements, >= head_dim.
-  float scale = 1.0F;
+  float scale = 1.0F;         // As above, with a finite reciprocal.
   Paging paging = {};
 };
 

@@ -8,6 +8,7 @@
 
 #include "kernels/gather.h"
 #include "kernels/nvfp4.h"
+#include "kernels/rows.h"
 
 namespace kvtier::kernels {
 namespace {
@@ -102,6 +103,10 @@ Status Find(const TileShape& shape, const EnginePageLayout& layout, const Engine
   }
   if (tile_bytes != TileBytes(shape)) {
     return Status::InvalidArgument("tile is not TileBytes long");
+  }
+  if (AnyIsNull(pages.k_codes, pages.k_scales, pages.v_codes, pages.v_scales, pages.page_table,
+                pages.v_page_table)) {
+    return NullSpan();
   }
   if (pages.kv_head_idx >= layout.kv_head_count) {
     return Status::InvalidArgument("kv_head_idx is not below kv_head_count");
@@ -313,6 +318,7 @@ Status ImportTile(const TileShape& shape, const EnginePageLayout& layout,
   if (const Status status = Find(shape, layout, pages, tile.size(), &rows); !status.ok()) {
     return status;
   }
+  if (AnyIsNull(tile)) return NullSpan();
   if (!IsValidGlobalScale(scales.k)) {
     return Status::InvalidArgument(
         "scales.k is not a power of two in [2^-100, 2^100]: only RequantizeTile can take it");
@@ -332,6 +338,7 @@ Status ExportTile(const TileShape& shape, std::span<const std::byte> tile,
   if (const Status status = Find(shape, layout, pages, tile.size(), &rows); !status.ok()) {
     return status;
   }
+  if (AnyIsNull(tile)) return NullSpan();
   if (const Status status = ValidateTile(shape, tile); !status.ok()) return status;
   MoveTile(shape, layout, tile.data(), rows);
   return Status();
@@ -344,6 +351,7 @@ Status RequantizeTile(const TileShape& shape, const EnginePageLayout& layout,
   if (const Status status = Find(shape, layout, pages, tile.size(), &rows); !status.ok()) {
     return status;
   }
+  if (AnyIsNull(tile)) return NullSpan();
   for (const float scale : {scales.k, scales.v}) {
     if (!std::isfinite(scale) || scale <= 0.0F) {
       return Status::InvalidArgument("a global scale of the pages is not finite and above 0");

@@ -119,6 +119,7 @@ Status ValidateTile(const TileShape& shape, const LayerFormat& format,
   if (tile.size() != TileBytes(shape, format)) {
     return Status::InvalidArgument("tile is not TileBytes long");
   }
+  if (AnyIsNull(tile)) return NullSpan();
   const uint64_t k_bytes = SideBytes(shape, format.k);
   if (!SideIsValid(shape, format.k, tile.first(k_bytes))) {
     return Status::DataLoss("a K scale byte is above 0x7E, or FP8 K is NaN");

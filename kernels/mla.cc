@@ -46,6 +46,7 @@ Status SealMlaTile(const MlaShape& shape, const ConstRows& latent, const ConstRo
   if (dst.size() != MlaTileBytes(shape)) {
     return Status::InvalidArgument("dst is not MlaTileBytes long");
   }
+  if (AnyIsNull(dst)) return NullSpan();
   if (stats == nullptr) return Status::InvalidArgument("stats is required");
 
   const cpu::KernelTable* kernels = cpu::KernelsOf(options.isa);
@@ -95,6 +96,7 @@ Status ValidateMlaTile(const MlaShape& shape, std::span<const std::byte> tile) {
   if (tile.size() != MlaTileBytes(shape)) {
     return Status::InvalidArgument("tile is not MlaTileBytes long");
   }
+  if (AnyIsNull(tile)) return NullSpan();
   const auto scales = tile.subspan(MlaScaleOffset(shape), MlaScaleBytes(shape));
   uint8_t largest = 0;
   for (const std::byte scale : scales) {

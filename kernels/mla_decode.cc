@@ -38,6 +38,10 @@ Status ValidateTail(const MlaTail& tail) {
   if (tail.latent_stride < kMlaLatentDim || tail.rope_stride < kMlaRopeDim) {
     return Status::InvalidArgument("a stride of the tail is less than its dims");
   }
+  if (!IsWithinReach(tail.token_count, tail.latent_stride) ||
+      !IsWithinReach(tail.token_count, tail.rope_stride)) {
+    return Status::InvalidArgument("a stride of the tail is too large");
+  }
   for (const float scale : {tail.latent_scale, tail.rope_scale}) {
     if (!std::isfinite(scale) || scale <= 0.0F) {
       return Status::InvalidArgument("a scale of the tail is not finite and above 0");
@@ -51,6 +55,7 @@ Status ValidateArgs(const DecodeMlaArgs& args) {
   if (args.layer_idx >= args.block_shape.layer_count) {
     return Status::InvalidArgument("layer_idx is not below layer_count");
   }
+  if (AnyIsNull(args.block_table, args.out, args.lse, args.sinks)) return NullSpan();
   if (!IsaIsAvailable(args.isa)) {
     return Status::InvalidArgument("the instruction set is not available");
   }
@@ -70,6 +75,7 @@ Status ValidateArgs(const DecodeMlaArgs& args) {
   }
   if (const Status status = ValidatePositions(PositionsOf(args)); !status.ok()) return status;
   const uint64_t row_count = uint64_t{args.query_len} * args.query_head_count;
+  if (row_count > UINT32_MAX) return Status::InvalidArgument("too many query rows");
   if (args.out.size() != row_count * kMlaLatentDim || args.lse.size() != row_count) {
     return Status::InvalidArgument("out or lse does not have the exact size");
   }

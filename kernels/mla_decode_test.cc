@@ -72,6 +72,7 @@ TEST_P(DecodeMlaOn, MatchesFp64ForEveryQueryLenAndWindow) {
 
 TEST_P(DecodeMlaOn, MatchesFp64WithSoftCapAndSinks) {
   Check({.block_count = 2, .tail_tokens = 7, .soft_cap = 3.0F});
+  Check({.block_count = 2, .tail_tokens = 7, .soft_cap = 1e9F});
   Check({.block_count = 2, .tail_tokens = 7, .sinks = true});
   Check({.block_count = 2, .tail_tokens = 7, .query_len = 2, .soft_cap = 9.0F, .sinks = true});
   Check({.sinks = true});

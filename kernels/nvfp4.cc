@@ -127,6 +127,7 @@ Status GlobalScaleFromAmax(float amax, float* g) {
   if (!std::isfinite(amax) || amax < 0.0F) {
     return Status::InvalidArgument("amax must be finite and not negative");
   }
+  if (g == nullptr) return Status::InvalidArgument("a result pointer is required");
   if (amax == 0.0F) {
     *g = 1.0F;
     return Status();

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 #include <span>
+#include <type_traits>
 
 #include "kernels/element.h"
 #include "kernels/nvfp4.h"
@@ -39,6 +40,36 @@ inline std::byte* RowData(const MutableRows& rows, uint64_t token_idx) {
   return static_cast<std::byte*>(rows.data) + RowOffset(rows, token_idx);
 }
 
+// Longest way from the first element of a view to another one, in elements: no address that is
+// computed from it overflows, however many bytes an element has.
+inline constexpr uint64_t kReachMax = uint64_t{1} << 58;
+
+// Whether `count` things that begin `stride` elements apart lie within kReachMax.
+constexpr bool IsWithinReach(uint64_t count, uint64_t stride) {
+  return count <= 1 || stride <= kReachMax / (count - 1);
+}
+
+// Whether one of the spans has elements but no data.
+template <typename... Spans>
+constexpr bool AnyIsNull(const Spans&... spans) {
+  return (... || (spans.data() == nullptr && !spans.empty()));
+}
+inline Status NullSpan() { return Status::InvalidArgument("a span has elements but no data"); }
+
+// Whether no address of the pages that hold token_count >= 1 tokens overflows. The table is long
+// enough.
+inline bool PagesAreWithinReach(const Paging& paging, uint64_t token_stride, uint32_t token_count) {
+  if (!IsWithinReach(paging.page_tokens, token_stride)) return false;
+  // With the usual strides, no index is too large.
+  if (IsWithinReach(uint64_t{1} << 32, paging.page_stride)) return true;
+  const uint64_t first = paging.first_slot / paging.page_tokens;
+  const uint64_t last = (paging.first_slot + token_count - 1) / paging.page_tokens;
+  return std::all_of(paging.page_table + first, paging.page_table + last + 1,
+                     [&paging](uint32_t page_idx) {
+                       return IsWithinReach(uint64_t{page_idx} + 1, paging.page_stride);
+                     });
+}
+
 // What ConstRows and MutableRows of token_count tokens have in common to check.
 template <typename Rows>
 Status ValidateRows(const Rows& rows, uint32_t token_count, uint32_t head_dim) {
@@ -50,12 +81,23 @@ Status ValidateRows(const Rows& rows, uint32_t token_count, uint32_t head_dim) {
   if (!std::isfinite(rows.scale) || rows.scale <= 0.0F) {
     return Status::InvalidArgument("a scale is not finite and above 0");
   }
+  // Values to store are multiplied with the reciprocal: 0 times infinity would be NaN.
+  if (std::is_same_v<Rows, MutableRows> && !std::isfinite(1.0F / rows.scale)) {
+    return Status::InvalidArgument("a scale to store with has no finite reciprocal");
+  }
   const Paging& paging = rows.paging;
-  if (paging.page_tokens == 0) return Status();
+  if (paging.page_tokens == 0) {
+    return IsWithinReach(token_count, rows.token_stride)
+               ? Status()
+               : Status::InvalidArgument("a token_stride is too large");
+  }
   if (paging.page_table == nullptr) return Status::InvalidArgument("no page table");
   const uint64_t capacity = uint64_t{paging.page_table_count} * paging.page_tokens;
   if (paging.first_slot > capacity || capacity - paging.first_slot < token_count) {
     return Status::InvalidArgument("the page table is too short");
+  }
+  if (token_count > 0 && !PagesAreWithinReach(paging, rows.token_stride, token_count)) {
+    return Status::InvalidArgument("a page_stride or token_stride is too large");
   }
   return Status();
 }
@@ -63,6 +105,7 @@ Status ValidateRows(const Rows& rows, uint32_t token_count, uint32_t head_dim) {
 // Vectors of a channel transform, [head_dim] each or empty, as SealOptions requires them.
 inline Status ValidateTransform(std::span<const float> mean, std::span<const float> smooth,
                                 uint32_t head_dim) {
+  if (AnyIsNull(mean, smooth)) return NullSpan();
   for (const auto& vector : {mean, smooth}) {
     if (vector.empty()) continue;
     if (vector.size() != head_dim ||

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/rows.h"
+
 namespace kvtier::kernels {
 namespace {
 
@@ -51,6 +53,7 @@ Status Validate(const ScaleSet& set) {
   if (set.search != ScaleSearch::kAmax6 && set.search != ScaleSearch::kFourOverSix) {
     return Status::InvalidArgument("unknown scale search");
   }
+  if (AnyIsNull(set.g_k, set.g_v, set.k_mean, set.k_smooth, set.layer_formats)) return NullSpan();
   if (!set.layer_formats.empty() && set.layer_formats.size() != set.layer_count) {
     return Status::InvalidArgument("layer_formats needs a format per layer");
   }

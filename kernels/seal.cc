@@ -105,6 +105,7 @@ Status SealTile(const TileShape& shape, const LayerFormat& format, const ConstRo
   if (dst.size() != TileBytes(shape, format)) {
     return Status::InvalidArgument("dst is not TileBytes long");
   }
+  if (AnyIsNull(dst)) return NullSpan();
   if (stats == nullptr) return Status::InvalidArgument("stats is required");
 
   float mean[kHeadDimMax] = {};

@@ -63,6 +63,9 @@ Status ValidateTarget(const GatherPrefixArgs& args) {
   if (shape.kv_head_count > 1 && target.head_stride < shape.head_dim) {
     return Status::InvalidArgument("head_stride is less than head_dim");
   }
+  if (!IsWithinReach(shape.kv_head_count, target.head_stride)) {
+    return Status::InvalidArgument("a head_stride is too large");
+  }
   return Status();
 }
 
@@ -71,6 +74,10 @@ Status ValidateArgs(const GatherPrefixArgs& args) {
   if (const Status status = Validate(shape); !status.ok()) return status;
   if (args.layer_idx >= shape.layer_count) {
     return Status::InvalidArgument("layer_idx is not below layer_count");
+  }
+  if (AnyIsNull(args.block_table, args.g_k, args.g_v, args.layer_formats, args.k_mean,
+                args.k_smooth)) {
+    return NullSpan();
   }
   if (!args.layer_formats.empty() && args.layer_formats.size() != shape.layer_count) {
     return Status::InvalidArgument("layer_formats needs one entry per layer");

@@ -25,7 +25,8 @@ struct WorkspaceRows {
   void* v = nullptr;
   uint64_t token_stride = 0;  // In elements, >= head_dim.
   uint64_t head_stride = 0;   // In elements, >= head_dim when there are two kv heads or more.
-  float k_scale = 1.0F;       // FP8 only: multiplies the stored values. Finite, above 0.
+  // FP8 only: multiplies the stored values. Finite, above 0, with a finite reciprocal.
+  float k_scale = 1.0F;
   float v_scale = 1.0F;
   Paging paging = {};  // Of K and of V.
 };
