@@ -9,9 +9,11 @@
 #include "proto/base/version.h"
 
 namespace kvtier::ctl {
-// One line of JSON would be hard on people, and programs do not mind.
+// One line of JSON would be hard on people, and programs do not mind. Names of files are bytes and
+// need not be the UTF-8 that JSON demands.
 absl::Status Print(bool json, const Json& data, const std::string& text) {
-  const std::string out = json ? data.dump(2) + "\n" : text;
+  const std::string out =
+      json ? data.dump(2, ' ', false, Json::error_handler_t::replace) + "\n" : text;
   if (std::fwrite(out.data(), 1, out.size(), stdout) != out.size() || std::fflush(stdout) != 0) {
     return ErrnoStatus(errno, "write to standard output");
   }

@@ -2,6 +2,7 @@
 #include "client/ctl/scales_command.h"
 
 #include <cerrno>
+#include <cmath>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
@@ -130,6 +131,10 @@ absl::Status Calibrate(const ScalesCommand& command, bool json) {
   if (command.k_paths.size() != command.v_paths.size()) {
     return Invalid("%d files of keys, but %d of values", command.k_paths.size(),
                    command.v_paths.size());
+  }
+  // NaN passes every check of the command line.
+  if (std::isnan(command.k_scale) || std::isnan(command.v_scale)) {
+    return Invalid("--k-scale and --v-scale must be numbers");
   }
   if (command.k_paths.empty() && command.safetensors_paths.empty()) {
     return Invalid("no dumps: --k and --v, or --safetensors");

@@ -16,6 +16,10 @@
 namespace kvtier::ctl::eval {
 namespace {
 
+// Values of one tensor and scores of one kv head: with all copies, a few times 8 bytes each. A file
+// of holes may claim any number.
+constexpr uint64_t kValueCountMax = uint64_t{1} << 28;
+
 // [row][head][dim].
 struct Heads {
   size_t row_count = 0;
@@ -63,6 +67,10 @@ absl::StatusOr<Heads> ReadHeads(const Tensor& tensor, std::string_view rows) {
     return Invalid("%s: %s has a scale that the file does not hold; dump BF16, FP16 or FP32",
                    tensor.Where(), TensorTypeName(tensor.type));
   }
+  if (ElementCountOf(tensor.shape).value_or(kValueCountMax + 1) > kValueCountMax) {
+    return Invalid("%s: shape %s has more than %d values; dump fewer tokens or heads",
+                   tensor.Where(), ShapeText(tensor), kValueCountMax);
+  }
   Heads heads{.row_count = tensor.shape.front(),
               .head_count = rank == 3 ? tensor.shape[1] : 1,
               .head_dim = tensor.shape.back()};
@@ -86,7 +94,12 @@ absl::Status CheckShapes(const Dump& dump, const Heads& k, const Heads& v) {
   return absl::OkStatus();
 }
 
-absl::Status CheckQueries(const Dump& dump, const Heads& k, const Heads& q) {
+absl::Status CheckQueries(const Dump& dump, const Heads& k, const Heads& q, uint32_t query_count) {
+  const uint64_t queries = std::min<uint64_t>(q.row_count, query_count) * q.head_count;
+  if (queries / k.head_count > kValueCountMax / k.row_count) {
+    return Invalid("K is %s and Q is %s: too many scores a kv head; use fewer queries",
+                   ShapeText(dump.k), ShapeText(*dump.q));
+  }
   if (q.head_dim == k.head_dim && q.head_count % k.head_count == 0) return absl::OkStatus();
   return Invalid("K is %s and Q is %s: head_dim must be equal, query heads a multiple of kv heads",
                  ShapeText(dump.k), ShapeText(*dump.q));
@@ -112,6 +125,11 @@ bool HasDifferentRows(const Matrix& k) {
     if (!std::equal(k.Row(row).begin(), k.Row(row).end(), k.Row(0).begin())) return true;
   }
   return false;
+}
+
+bool AllFinite(const Matrix& x) {
+  return std::all_of(x.values().begin(), x.values().end(),
+                     [](double value) { return std::isfinite(value); });
 }
 
 }  // namespace
@@ -160,7 +178,7 @@ absl::StatusOr<Layer> ReadDump(const Dump& dump, uint32_t query_count) {
   Heads q;
   if (dump.q.has_value()) {
     KVT_ASSIGN_OR_RETURN(q, ReadHeads(*dump.q, "queries"));
-    KVT_RETURN_IF_ERROR(CheckQueries(dump, k, q));
+    KVT_RETURN_IF_ERROR(CheckQueries(dump, k, q, query_count));
   }
   Layer layer;
   for (size_t i = 0; i < k.head_count; ++i) {
@@ -171,6 +189,10 @@ absl::StatusOr<Layer> ReadDump(const Dump& dump, uint32_t query_count) {
       head.q = QueriesOf(q, i, k.head_count, query_count);
     } else if (HasDifferentRows(head.k)) {
       head.q = MakeQueries(head.k, query_count, i);
+      if (!AllFinite(head.q)) {
+        return Invalid("%s: the keys of kv head %d are too small for synthetic queries",
+                       dump.k.Where(), i);
+      }
     } else {
       return Invalid("%s: the keys of kv head %d are all the same", dump.k.Where(), i);
     }

@@ -98,6 +98,21 @@ TEST_F(DumpTest, MakesQueriesWhereThereAreNone) {
   ExpectInvalid(Read(Array({1, 1, 8}), Array({1, 1, 8})).status(), "all the same");
 }
 
+TEST_F(DumpTest, RefusesKeysThatQueriesCannotBeScaledTo) {
+  Array k({4, 1, 8});
+  for (float& value : k.values) value *= 1e-43F;
+  ExpectInvalid(Read(k, Array({4, 1, 8})).status(), "too small");
+}
+
+TEST_F(DumpTest, RefusesMoreThanMemoryHolds) {
+  const std::string path = Npy("k.npy", Array({2, 1, 8}));
+  absl::StatusOr<Dump> dump = OpenNpyDump(path, path, path);
+  ASSERT_TRUE(dump.ok());
+  Dump huge = *dump;
+  huge.k.shape = {uint64_t{1} << 30, 1, 8};
+  ExpectInvalid(ReadDump(huge, 4).status(), "more than");
+}
+
 TEST_F(DumpTest, ReadsSafetensorsByName) {
   const Array k({3, 1, 4});
   const Array v({3, 1, 4});

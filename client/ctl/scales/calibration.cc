@@ -28,6 +28,10 @@ absl::StatusOr<std::vector<Tensor>> SplitLayers(const Tensor& tensor) {
         "[layer][token][kv head][dim]",
         tensor.Where(), ShapeText(tensor));
   }
+  // Before there is a tensor for each: a file of holes may claim any number.
+  if (const absl::Status status = CheckChannelCount(shape[0], shape[2], shape[3]); !status.ok()) {
+    return Annotate(status, absl::StrFormat("%s: shape %s", tensor.Where(), ShapeText(tensor)));
+  }
   std::vector<Tensor> layers(shape[0], tensor);
   const size_t layer_bytes = tensor.bytes.size() / shape[0];
   for (size_t i = 0; i < layers.size(); ++i) {
@@ -111,6 +115,7 @@ absl::Status Calibration::Add(std::span<const LayerDump> layers, const Fp8Scales
     return Invalid("%s: shape %s: %s", layers[0].k.Where(), ShapeText(layers[0].k),
                    valid.message());
   }
+  KVT_RETURN_IF_ERROR(CheckChannelCount(layers.size(), first[1], first[2]));
   if (token_counts_.empty()) {
     kv_head_count_ = shape.kv_head_count;
     head_dim_ = shape.head_dim;

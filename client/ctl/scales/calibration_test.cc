@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
 #include <random>
 
 #include "client/ctl/tensors/safetensors.h"
@@ -205,6 +206,22 @@ TEST_F(CalibrationTest, SaysWhatDoesNotFit) {
             absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(ReadNpyLayers(folder_.File("flat"), folder_.File("k.npy"), {}).status().code(),
             absl::StatusCode::kInvalidArgument);
+}
+
+// A file of holes has as many layers as it likes.
+TEST_F(CalibrationTest, ShapesBeyondAnyModelAreRefusedAtOnce) {
+  for (const std::string shape : {"(1048576, 1, 1, 64)", "(65536, 1, 128, 256)"}) {
+    const uint64_t value_count =
+        shape == "(1048576, 1, 1, 64)" ? uint64_t{1} << 26 : uint64_t{1} << 31;
+    const std::string header =
+        "{'descr': '<V2', 'fortran_order': False, 'shape': " + shape + ", }\n";
+    const std::string path = folder_.Write("holes.npy", std::string("\x93NUMPY\x01\x00", 8) +
+                                                            static_cast<char>(header.size()) +
+                                                            std::string(1, '\0') + header);
+    std::filesystem::resize_file(path, 10 + header.size() + value_count * 2);
+    const auto layers = ReadNpyLayers(path, path, {});
+    EXPECT_EQ(layers.status().code(), absl::StatusCode::kInvalidArgument) << layers.status();
+  }
 }
 
 TEST_F(CalibrationTest, OnlyNonfiniteValuesAreNoCalibration) {

@@ -294,6 +294,8 @@ absl::StatusOr<CheckpointScales> ImportCheckpoint(const std::string& path,
   if (const kernels::Status valid = kernels::Validate(shape); !valid.ok()) {
     return Invalid("%s: %s", path, valid.message());
   }
+  KVT_RETURN_IF_ERROR(
+      CheckChannelCount(scales->layer_count, scales->kv_head_count, scales->head_dim));
   KVT_RETURN_IF_ERROR(ImportLayers(tensors, path, options.force, &result));
   return result;
 }

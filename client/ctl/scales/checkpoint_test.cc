@@ -288,6 +288,14 @@ TEST_F(CheckpointTest, PrefixChoosesAmongModels) {
                 "there are");
 }
 
+TEST_F(CheckpointTest, CountsBeyondAnyModelAreRefusedAtOnce) {
+  WriteShard("model.safetensors", ModelOptScales(1, 1, 1, 1));
+  folder_.Write("config.json",
+                R"({"num_hidden_layers": 65536, "num_key_value_heads": 65536, "head_dim": 64})");
+  ExpectRefused({.convention = ScaleConvention::kFp8}, absl::StatusCode::kInvalidArgument,
+                "channels");
+}
+
 TEST_F(CheckpointTest, StrangeConfigurationsAreIgnored) {
   WriteShard("model.safetensors", ModelOptScales(1, 1, 1, 1));
   for (const char* text :
@@ -299,6 +307,11 @@ TEST_F(CheckpointTest, StrangeConfigurationsAreIgnored) {
               absl::StatusCode::kInvalidArgument)
         << text;
   }
+  std::string deep;
+  for (int i = 0; i < 1000; ++i) deep += R"({"a":)";
+  folder_.Write("config.json", deep);
+  ExpectRefused({.convention = ScaleConvention::kFp8}, absl::StatusCode::kDataLoss,
+                "too many levels");
   folder_.Write("config.json", "{");
   EXPECT_EQ(Import({.convention = ScaleConvention::kFp8}).status().code(),
             absl::StatusCode::kDataLoss);

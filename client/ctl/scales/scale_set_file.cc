@@ -15,6 +15,7 @@
 #include "absl/strings/escaping.h"
 #include "client/ctl/scales/strict_json.h"
 #include "client/ctl/tensors/mapped_file.h"
+#include "client/ctl/tensors/tensor.h"
 #include "client/ctl/tensors/write_file.h"
 #include "proto/base/check.h"
 #include "proto/base/status_util.h"
@@ -244,6 +245,16 @@ kernels::ScaleSet ScaleSetData::View() const {
           .k_mean = k_mean,
           .k_smooth = k_smooth,
           .layer_formats = layer_formats};
+}
+
+absl::Status CheckChannelCount(uint64_t layer_count, uint64_t kv_head_count, uint64_t head_dim) {
+  const uint64_t counts[] = {layer_count, kv_head_count,
+                             std::max<uint64_t>(head_dim, kernels::kHeadDimMin)};
+  if (ElementCountOf(counts).value_or(kChannelCountMax + 1) <= kChannelCountMax) {
+    return absl::OkStatus();
+  }
+  return Invalid("%d layers of %d kv heads of head dim %d: more than %d channels", layer_count,
+                 kv_head_count, head_dim, kChannelCountMax);
 }
 
 absl::StatusOr<Provenance::File> DescribeFile(const std::string& path) {

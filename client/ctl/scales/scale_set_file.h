@@ -55,6 +55,13 @@ struct Provenance {
   friend bool operator==(const Provenance&, const Provenance&) = default;
 };
 
+// Most channels, that is layers * kv heads * head dim, of a set that kvtierctl makes: 128 layers of
+// 128 heads of 256 dims. The counts come from files that need not be honest.
+inline constexpr uint64_t kChannelCountMax = uint64_t{1} << 22;
+
+// Errors: INVALID_ARGUMENT above kChannelCountMax. Other limits are those of kernels::Validate.
+absl::Status CheckChannelCount(uint64_t layer_count, uint64_t kv_head_count, uint64_t head_dim);
+
 // Larger files are named with their size only: hashing a checkpoint takes longer than reading its
 // scales.
 inline constexpr uint64_t kHashedBytesMax = uint64_t{256} << 20;

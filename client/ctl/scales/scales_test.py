@@ -6,6 +6,7 @@
 """
 
 import json
+import os
 import pathlib
 import re
 import struct
@@ -124,6 +125,17 @@ class ScalesTest(unittest.TestCase):
         self.assertEqual(first["id"], second["id"])
         self.assertEqual(first["provenance"]["convention"], "fp8")
 
+    def test_out_may_be_standard_output(self):
+        text = self.run_ctl("scales", "calibrate", "--k", "K.npy", "--v", "V.npy",
+                            "--out", "/dev/stdout").stdout
+        self.assertEqual(json.JSONDecoder().raw_decode(text)[0]["format"], "kvtier.scale_set")
+
+    def test_names_of_files_are_bytes(self):
+        name = b"K\xff.npy"
+        (self.folder / os.fsdecode(name)).write_bytes(npy((TOKENS, DIM), values(3, TOKENS * DIM)))
+        out = self.run_ctl("--json", "eval-kv", "--k", name, "--v", name, "--methods", "bf16")
+        self.assertEqual(json.loads(out.stdout)["datasets"][0]["dataset"], "K\ufffd.npy")
+
     def test_mistakes_have_their_status(self):
         self.write("fp8.npy", npy((TOKENS, DIM), bytes(TOKENS * DIM), "<V1"))
         out = ("--out", "x.json")
@@ -133,6 +145,7 @@ class ScalesTest(unittest.TestCase):
             (2, "requires", ("calibrate", "--k", "K.npy", *out)),
             (2, "--out is required", ("calibrate", *npy_pair)),
             (2, "--smooth", ("calibrate", *npy_pair, "--smooth", "2", *out)),
+            (2, "must be numbers", ("calibrate", *npy_pair, "--k-scale", "nan", *out)),
             (2, "2 files of keys", ("calibrate", "--k", "K.npy", "K.npy", "--v", "V.npy", *out)),
             (4, "none.npy", ("calibrate", "--k", "none.npy", "--v", "V.npy", *out)),
             (1, "its scale must be given",

@@ -45,7 +45,7 @@ class Watcher {
 
  private:
   bool Fail(const char* problem) {
-    problem_ = problem;
+    if (problem_.empty()) problem_ = problem;
     return false;
   }
 

@@ -8,7 +8,6 @@
 #include <string_view>
 #include <utility>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_join.h"
 #include "client/ctl/tensors/write_file.h"
 #include "proto/base/status_util.h"
@@ -105,7 +104,7 @@ class HeaderHandler final : public nlohmann::json_sax<Json> {
   }
   bool StartMember() {
     fields_.clear();
-    tensor_ = absl::CHexEscape(key_);
+    tensor_ = ShownName(key_);
     if (key_ == kMetadataKey) return !std::exchange(has_metadata_, true) || Fail("twice");
     const auto [position, is_new] = entries_->try_emplace(key_);
     entry_ = &position->second;
@@ -148,7 +147,7 @@ absl::StatusOr<Tensor> TensorOf(const std::string& name, Entry entry,
   if (!count.has_value() ||
       (element_bytes != 0 && (size % element_bytes != 0 || size / element_bytes != *count))) {
     return DataLoss("%s: shape [%s] of type %s, but %d bytes", tensor.Where(),
-                    absl::StrJoin(tensor.shape, ", "), absl::CHexEscape(entry.type_name), size);
+                    absl::StrJoin(tensor.shape, ", "), ShownName(entry.type_name), size);
   }
   return tensor;
 }
@@ -207,7 +206,7 @@ absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
 absl::StatusOr<Tensor> SafetensorsFile::Find(std::string_view name) const {
   const auto found = tensors_.find(name);
   if (found == tensors_.end()) {
-    return NotFound("%s: no tensor %s", path(), absl::CHexEscape(ToAbsl(name)));
+    return NotFound("%s: no tensor %s", path(), ShownName(name));
   }
   return found->second;
 }
@@ -220,7 +219,7 @@ absl::Status WriteSafetensors(const std::string& path, std::span<const Tensor> t
     const uint64_t element_bytes = TensorElementBytes(tensor.type);
     if (element_bytes == 0 || !count.has_value() || tensor.bytes.size() % element_bytes != 0 ||
         tensor.bytes.size() / element_bytes != *count || header.contains(tensor.name)) {
-      return Invalid("%s: tensor %s cannot be written", path, absl::CHexEscape(tensor.name));
+      return Invalid("%s: tensor %s cannot be written", path, ShownName(tensor.name));
     }
     header[tensor.name] = {{"dtype", std::string(TensorTypeName(tensor.type))},
                            {"shape", tensor.shape},

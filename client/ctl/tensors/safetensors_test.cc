@@ -140,6 +140,16 @@ TEST_F(SafetensorsTest, NamesReachMessagesWithoutControlCharacters) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("tensor \\x1b[2J"));
 }
 
+TEST_F(SafetensorsTest, NamesReachMessagesWithoutTheirMegabytes) {
+  const std::string name(1'000'000, 'n');
+  for (const std::string& text :
+       {"{\"" + name + R"(":{"dtype":"F32","shape":[7],"data_offsets":[0,4]}})",
+        "{\"" + name + R"(":{"dtype":"F32","shape":"x"}})",
+        R"({"a":{"shape":[7],"data_offsets":[0,4],"dtype":")" + name + R"("}})"}) {
+    EXPECT_LT(StatusOf(text, "0123").message().size(), 1000U);
+  }
+}
+
 TEST_F(SafetensorsTest, ReadsWhatItWrote) {
   const std::string data = "0123456789ab";
   const auto bytes = std::as_bytes(std::span(data));

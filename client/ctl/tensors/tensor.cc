@@ -58,8 +58,13 @@ uint32_t TensorElementBytes(TensorType type) { return FactsOf(type).element_byte
 
 std::string Tensor::Where() const {
   const std::string path = file == nullptr ? "tensor" : file->path();
-  // Names come from files: control characters must not reach a terminal.
-  return name.empty() ? path : path + ": tensor " + absl::CHexEscape(name);
+  return name.empty() ? path : path + ": tensor " + ShownName(name);
+}
+
+std::string ShownName(std::string_view name) {
+  constexpr size_t kShownMax = 256;
+  const std::string_view cut = name.substr(0, kShownMax);
+  return absl::CHexEscape(ToAbsl(cut)) + (cut.size() < name.size() ? "..." : "");
 }
 
 std::optional<uint64_t> ElementCountOf(std::span<const uint64_t> shape) {

@@ -53,6 +53,10 @@ struct Tensor {
   std::string Where() const;
 };
 
+// A name from a file for a message: control characters must not reach a terminal, nor a hundred
+// megabytes of anything.
+std::string ShownName(std::string_view name);
+
 // The product of `shape`, or nothing if it does not fit into 64 bits.
 std::optional<uint64_t> ElementCountOf(std::span<const uint64_t> shape);
 
