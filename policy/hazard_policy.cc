@@ -13,6 +13,8 @@ namespace {
 // blocks, and a clock that jumps must not make all of them equally old.
 constexpr uint64_t kStepMsMax = 3'600'000;
 constexpr uint32_t kSampleCount = 16;
+// Leaves name blocks in 31 bits.
+constexpr BlockRef kBlockMask = (1U << 31) - 1;
 
 // Clients err about their return by about this share of the time away.
 constexpr float kPromiseError = 0.25F;
@@ -59,6 +61,7 @@ void HazardPolicy::AdvanceTo(uint64_t now_ms) {
 }
 
 HazardPolicy::Record& HazardPolicy::RecordOf(BlockRef block) {
+  KVT_CHECK(block <= kBlockMask);
   const size_t chunk = block / kChunkRecords;
   while (chunk >= chunks_.size()) chunks_.push_back(std::make_unique<Chunk>());
   return (*chunks_[chunk])[block % kChunkRecords];
@@ -68,7 +71,10 @@ void HazardPolicy::Add(TierIdx tier, BlockRef block) {
   Record& record = RecordOf(block);
   PoolOf(tier, record)
       .Insert(
-          record.class_idx, {.last_use = record.last_use, .block = block},
+          record.class_idx,
+          {.last_use = record.last_use,
+           .block = block & kBlockMask,
+           .announced = record.returns_at != 0 ? 1U : 0U},
           [this, tier](BlockRef moved, uint32_t place) { RecordOf(moved).place[tier] = place; });
   // It may be worth less than what was found before.
   found_[tier] = {};
@@ -197,7 +203,6 @@ bool HazardPolicy::Lapsed(const Record& record) const {
 
 float HazardPolicy::WorthOf(const Record& record) {
   const float learned = model_.Worth(record.class_idx, now_ - record.last_use);
-  if (record.returns_at == 0) return learned;
   // What was promised came about for the chain, but without this block.
   const bool superseded =
       record.parent != kNoParent && RecordOf(record.parent).last_use > record.last_use;
@@ -219,15 +224,16 @@ std::optional<BlockRef> HazardPolicy::LeastWorth(TierIdx tier, size_t activity) 
   float least = std::numeric_limits<float>::infinity();
   Leaf victim;
   const auto offset = static_cast<uint32_t>(NextRandom(&random_) >> 32);
-  pool.VisitOldestAndSample(kSampleCount, offset, [&](ClassIdx /*class_idx*/, Leaf leaf) {
-    const float worth = WorthOf(RecordOf(leaf.block));
+  pool.VisitOldestAndSample(kSampleCount, offset, [&](ClassIdx class_idx, Leaf leaf) {
+    const float worth = leaf.announced != 0 ? WorthOf(RecordOf(leaf.block))
+                                            : model_.Worth(class_idx, now_ - leaf.last_use);
     if (worth < least || (worth == least && leaf < victim)) {
       least = worth;
       victim = leaf;
     }
   });
   found = {.valid = true, .block = victim.block};
-  return victim.block;
+  return found.block;
 }
 
 std::optional<BlockRef> HazardPolicy::Victim(TierIdx tier) {

@@ -101,6 +101,7 @@ class HazardPolicy final : public EvictionPolicy {
   void Reclassify(BlockRef block, NextStep next, uint64_t returns_in_ms);
   void ResolvePromise(const Record& record);
   bool Lapsed(const Record& record) const;
+  // Requires: the client said when it comes back.
   float WorthOf(const Record& record);
   std::optional<BlockRef> LeastWorth(TierIdx tier, size_t activity);
 

@@ -13,14 +13,18 @@
 
 namespace kvtier::policy {
 
-// A block that may leave, with the tick of its last use.
+// A block that may leave, with what its worth follows from: of one that nobody announced, no more
+// than class and age, so that its record, a cache miss away, need not be read.
 struct Leaf {
   Tick last_use = 0;
-  BlockRef block = 0;
-
-  friend auto operator<=>(const Leaf&, const Leaf&) = default;
+  BlockRef block : 31 = 0;
+  uint32_t announced : 1 = 0;
 };
 static_assert(sizeof(Leaf) == 8);
+
+inline bool operator<(const Leaf& a, const Leaf& b) {
+  return a.last_use != b.last_use ? a.last_use < b.last_use : a.block < b.block;
+}
 
 // Blocks that may leave a tier: one binary heap per class, the least recently used on top, so that
 // the oldest of each class is at hand and any one can be drawn by number. The owner keeps each
@@ -55,8 +59,18 @@ class LeafPool {
 
   // Calls visit(class, leaf) for the oldest leaf of each class, and for `sample_count` leaves at
   // equal distances, the first of them number `offset` (less than the distance) over all classes.
+  // Requires: 0 < sample_count <= kSampleCountMax.
+  static constexpr uint32_t kSampleCountMax = 32;
   template <typename Visit>
   void VisitOldestAndSample(uint32_t sample_count, uint32_t offset, Visit visit) const {
+    KVT_CHECK(sample_count > 0 && sample_count <= kSampleCountMax);
+    struct Sample {
+      const Leaf* leaf = nullptr;
+      ClassIdx class_idx = 0;
+    };
+    // Samples are cache misses: all of them are under way before the first is looked at.
+    std::array<Sample, kSampleCountMax> samples;
+    size_t found_count = 0;
     const size_t step = leaf_count_ / sample_count + 1;
     size_t wanted = offset % step;
     for (size_t word = 0; word < used_.size(); ++word) {
@@ -65,11 +79,13 @@ class LeafPool {
         const std::vector<Leaf>& heap = heaps_[class_idx];
         visit(static_cast<ClassIdx>(class_idx), heap.front());
         for (; wanted < heap.size(); wanted += step) {
-          visit(static_cast<ClassIdx>(class_idx), heap[wanted]);
+          samples[found_count++] = {&heap[wanted], static_cast<ClassIdx>(class_idx)};
+          __builtin_prefetch(&heap[wanted]);
         }
         wanted -= heap.size();
       }
     }
+    for (size_t i = 0; i < found_count; ++i) visit(samples[i].class_idx, *samples[i].leaf);
   }
 
   uint64_t memory_bytes() const {

@@ -7,6 +7,7 @@
 #include "client/ctl/eval_command.h"
 #include "client/ctl/exit_code.h"
 #include "client/ctl/scales_command.h"
+#include "client/ctl/simulate_command.h"
 #include "proto/base/reasons.h"
 #include "proto/base/status_util.h"
 #include "proto/base/version.h"
@@ -49,6 +50,12 @@ std::string CheckIsNumber(const std::string& text) {
   return text.find_first_of("nN") == std::string::npos ? "" : "not a number";
 }
 
+constexpr const char* kSimulateFooter = R"(
+Examples:
+  kvtierctl simulate agents.jsonl.xz
+  kvtierctl simulate agents.jsonl.xz --hints --what-if curve.svg
+  kvtierctl simulate agents.jsonl.xz --sizes 512GiB --codec bf16,fp8,nvfp4 --concurrency 8,16,32)";
+
 // What the command line says.
 struct CommandLine {
   GlobalOptions global;
@@ -61,6 +68,7 @@ struct CommandLine {
   DemoCommand demo;
   ScalesCommand scales;
   EvalCommand eval;
+  SimulateCommand simulate;
 };
 
 void AddGlobalOptions(CLI::App* app, GlobalOptions* global) {
@@ -214,6 +222,34 @@ void AddEval(CLI::App* app, EvalCommand* eval) {
       ->excludes(example);
 }
 
+void AddSimulate(CLI::App* app, SimulateCommand* simulate) {
+  CLI::App* command = app->add_subcommand(
+      "simulate", "What a cache would hit on a recorded workload, policy by policy; no daemon");
+  command->footer(kSimulateFooter);
+  command->add_option("TRACE", simulate->trace_path, "Recorded workload: JSON lines, plain or .xz")
+      ->required();
+  command->add_option("--requests", simulate->request_count_max, "Only the first so many; 0: all")
+      ->capture_default_str();
+  command->add_option("--sizes", simulate->sizes, "Shares of all blocks, or bytes, with commas")
+      ->capture_default_str();
+  command->add_option("--codec", simulate->codecs, "bf16, fp8, nvfp4, with commas; for bytes")
+      ->capture_default_str();
+  command->add_option("--token-bytes", simulate->token_bytes, "K and V of one token in BF16")
+      ->check(CLI::Range(uint64_t{1}, uint64_t{1} << 30))
+      ->capture_default_str();
+  command
+      ->add_option("--concurrency", simulate->concurrency,
+                   "Contexts at once instead of as recorded, with commas")
+      ->delimiter(',')
+      ->check(CLI::Range(1U, 1'000'000U));
+  command->add_flag("--hints", simulate->hints,
+                    "Clients say that they finished, and within 25 % when they come back");
+  command->add_flag("--room-first", simulate->make_room_first,
+                    "Evict before the blocks of a request come, not after it");
+  command->add_option("--what-if", simulate->what_if_path,
+                      "Sweep sizes (or --concurrency) and draw the curves into this .svg");
+}
+
 absl::Status RunCommand(const CLI::App& app, const CommandLine& line) {
   const GlobalOptions& global = line.global;
   if (app.got_subcommand("status")) return ShowStatus(global);
@@ -227,6 +263,7 @@ absl::Status RunCommand(const CLI::App& app, const CommandLine& line) {
   }
   if (app.got_subcommand("eval-kv")) return RunEval(global, line.eval);
   if (app.got_subcommand("demo")) return RunDemo(global, line.demo);
+  if (app.got_subcommand("simulate")) return RunSimulate(global, line.simulate);
   if (app.got_subcommand("scales")) return RunScales(app, line.scales, global.json);
   return ShowVersion(global);
 }
@@ -245,6 +282,7 @@ int Main(int argc, char** argv) {
   AddDemo(&app, &line.demo);
   AddScales(&app, &line.scales);
   AddEval(&app, &line.eval);
+  AddSimulate(&app, &line.simulate);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
