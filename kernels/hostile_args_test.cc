@@ -9,6 +9,7 @@
 #include <random>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -128,9 +129,9 @@ class HostileArgs : public testing::Test {
 
 struct SealArgs {
   TileShape shape = kShape;
-  LayerFormat format;
+  LayerFormat format = {};
   ConstRows k, v;
-  SealOptions options;
+  SealOptions options = {};
   std::span<std::byte> dst;
   SealStats* stats = nullptr;
 };
@@ -170,9 +171,9 @@ TEST_F(HostileArgs, SealTile) {
 
 struct GatherArgs {
   TileShape shape = kShape;
-  LayerFormat format;
+  LayerFormat format = {};
   std::span<const std::byte> tile;
-  GatherOptions options;
+  GatherOptions options = {};
   MutableRows k, v;
 };
 
@@ -198,7 +199,7 @@ TEST_F(HostileArgs, GatherTile) {
 struct MlaArgs {
   MlaShape shape = kMlaTile;
   ConstRows latent, rope;
-  MlaSealOptions options;
+  MlaSealOptions options = {};
   std::span<std::byte> dst;
 };
 
