@@ -52,7 +52,7 @@ constexpr uint32_t kSaveVersion = 1;
 
 uint32_t AgeBucket(Tick age) {
   if (age < kYoungTicks) return 0;
-  const int octave = std::bit_width(age) - 1 - kYoungLog2;
+  const int octave = static_cast<int>(std::bit_width(age)) - 1 - kYoungLog2;
   const uint32_t bucket = 1 + 2 * static_cast<uint32_t>(octave);
   if (bucket >= kAgeBucketCount) return kAgeBucketCount - 1;
   return std::min(kAgeBucketCount - 1, age >= kBorders[bucket + 1] ? bucket + 1 : bucket);
@@ -60,7 +60,7 @@ uint32_t AgeBucket(Tick age) {
 
 uint8_t GapClass(Tick gap) {
   if (gap < kYoungTicks) return 1;
-  const int octave = std::bit_width(gap) - kYoungLog2;
+  const int octave = static_cast<int>(std::bit_width(gap)) - kYoungLog2;
   return static_cast<uint8_t>(
       std::min<uint32_t>(kGapClassCount - 1, 1U + static_cast<uint32_t>(octave)));
 }
