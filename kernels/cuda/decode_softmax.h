@@ -30,11 +30,14 @@ KVTIER_DEVICE uint64_t QueryRow(const DecodeParams& params, const DecodeItem& it
          row % params.group_heads;
 }
 
+// The last tokens of the context that a row does not see: at most 7.
+KVTIER_DEVICE uint32_t HiddenTokens(const DecodeParams& params, uint32_t row) {
+  return FloorSub(params.query_len - 1, row / params.group_heads);
+}
 // Tokens [WindowBegin(end), end) of the context that a row sees.
 KVTIER_DEVICE uint32_t VisibleEnd(const DecodeParams& params, const DecodeItem& item,
                                   uint32_t row) {
-  const uint32_t position = row / params.group_heads;
-  return FloorSub(item.sealed_tokens + item.tail_tokens, FloorSub(params.query_len - 1, position));
+  return FloorSub(item.sealed_tokens + item.tail_tokens, HiddenTokens(params, row));
 }
 KVTIER_DEVICE uint32_t WindowBegin(const DecodeParams& params, uint32_t end) {
   return params.window == 0 ? 0 : FloorSub(end, params.window);
@@ -42,8 +45,14 @@ KVTIER_DEVICE uint32_t WindowBegin(const DecodeParams& params, uint32_t end) {
 
 // cap * tanh(score / cap), in log2 units; `inverse` is 1 / cap.
 KVTIER_DEVICE float SoftCap(float score, float cap, float inverse) {
-  // tanh(x) = 1 - 2 / (e^2x + 1); score is x * cap * log2(e). An infinite power gives 1.
-  const float power = Exp2(2.0F * score * inverse);
+  const float x = score * kLn2 * inverse;
+  const float square = x * x;
+  // Small x, also that of a cap far above all scores: the form below would cancel.
+  if (square < 0x1p-10F) {
+    return score * FmaRn(square, FmaRn(square, 2.0F / 15.0F, -1.0F / 3.0F), 1.0F);
+  }
+  // tanh(x) = 1 - 2 / (e^2x + 1). An infinite power gives 1.
+  const float power = Exp2(2.0F * kLog2E * x);
   return cap * kLog2E * (1.0F - 2.0F * Exp2(-Log2(power + 1.0F)));
 }
 

@@ -176,6 +176,9 @@ TEST(Decode, MatchesFp64WithOptions) {
                       kAmpere);
   }
   ExpectExactEverywhere({.soft_cap = 3.0F, .has_sinks = true});
+  for (const float soft_cap : {1e-3F, 30.0F, 1e6F, 3e38F}) {
+    ExpectExact<Sm90>({.soft_cap = soft_cap}, kHopper);
+  }
   ExpectExactEverywhere({.block_counts = {0, 2}, .tail_tokens = {0, 0}, .has_sinks = true});
   ExpectExactEverywhere({.head_dim = 256, .has_transform = true});
   ExpectExactEverywhere({.tail_type = ElementType::kFp8E4m3, .query_type = ElementType::kFp32});
