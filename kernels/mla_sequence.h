@@ -25,6 +25,7 @@ struct MlaCase {
   uint32_t heads = 16;
   uint32_t block_count = 0;
   uint32_t tail_tokens = 0;
+  uint64_t tail_gap = 3;  // Elements between the rows of the tail.
   uint32_t query_len = 1;
   uint64_t window = 0;
   float soft_cap = 0.0F;
@@ -80,8 +81,8 @@ class MlaSequence {
             .tail = {.latent = latent_tail_.data(),
                      .rope = rope_tail_.data(),
                      .token_count = case_.tail_tokens,
-                     .latent_stride = kMlaLatentDim + kGap,
-                     .rope_stride = kMlaRopeDim + kGap,
+                     .latent_stride = kMlaLatentDim + case_.tail_gap,
+                     .rope_stride = kMlaRopeDim + case_.tail_gap,
                      .latent_type = case_.latent_type,
                      .rope_type = case_.rope_type,
                      .latent_scale = kLatentScale,
@@ -139,7 +140,6 @@ class MlaSequence {
   std::vector<float>& lse() { return lse_; }
 
  private:
-  static constexpr uint64_t kGap = 3;
   static constexpr float kLatentScale = 0.75F;
   static constexpr float kRopeScale = 3.0F;
   static constexpr float kScale = 0.05F;
@@ -214,7 +214,7 @@ class MlaSequence {
   // The buffer has room for a block more; all that is no tail token is NaN.
   std::vector<std::byte> AddTail(ElementType type, uint32_t dims, float scale) {
     const uint32_t element_bytes = ElementBytes(type);
-    const uint64_t stride = dims + kGap;
+    const uint64_t stride = dims + case_.tail_gap;
     std::vector<std::byte> rows(
         (uint64_t{case_.tail_tokens} + case_.block_tokens) * stride * element_bytes,
         std::byte{0xFF});

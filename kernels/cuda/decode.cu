@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <cuda_runtime.h>
-
 #include "kernels/cuda/decode.h"
 #include "kernels/cuda/decode_kernel.h"
+#include "kernels/cuda/decode_launch.h"
 #include "kernels/cuda/decode_plan.h"
 
 namespace kvtier::kernels::cuda {
@@ -34,26 +33,6 @@ Kernel KernelOf(uint32_t head_dim, uint32_t tiles_n) {
   }
 }
 
-// Attributes are cached by the runtime: no wait, and allowed while a stream is captured.
-Status ReadLimits(DeviceLimits* limits) {
-  int device = 0;
-  int multiprocessors = 0;
-  int shared_bytes = 0;
-  int major = 0;
-  const bool ok =
-      cudaGetDevice(&device) == cudaSuccess &&
-      cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device) ==
-          cudaSuccess &&
-      cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) ==
-          cudaSuccess &&
-      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess;
-  if (!ok) return Status::Unavailable("the device cannot be asked for its limits");
-  limits->multiprocessor_count = static_cast<uint32_t>(multiprocessors);
-  limits->shared_bytes_per_block = static_cast<uint32_t>(shared_bytes);
-  limits->copies_bulk = major >= 9;
-  return Status();
-}
-
 }  // namespace
 
 Status DecodeBatch(const DecodeBatchArgs& args, Stream stream) {
@@ -61,16 +40,8 @@ Status DecodeBatch(const DecodeBatchArgs& args, Stream stream) {
   if (const Status status = ReadLimits(&limits); !status.ok()) return status;
   DecodePlan plan;
   if (const Status status = PlanDecode(args, limits, &plan); !status.ok()) return status;
-  const Kernel kernel = KernelOf(args.block_shape.head_dim, plan.tiles_n);
-  if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                           static_cast<int>(plan.shared_bytes)) != cudaSuccess) {
-    return Status::Unavailable("the device refused the shared memory of the decode kernel");
-  }
-  kernel<<<plan.grid_size, 32 * plan.warp_count, plan.shared_bytes, stream>>>(plan.params);
-  if (cudaGetLastError() != cudaSuccess) {
-    return Status::Unavailable("the device refused to launch the decode kernel");
-  }
-  return Status();
+  return LaunchDecode(KernelOf(args.block_shape.head_dim, plan.tiles_n), plan.params,
+                      {plan.grid_size, plan.warp_count, plan.shared_bytes}, stream);
 }
 
 }  // namespace kvtier::kernels::cuda

@@ -167,11 +167,11 @@ class DecodeWarp {
   static_assert(kRows * kHeadDim * 4 <= StageBytes(kHeadDim), "a stage holds the merge buffer");
 
   KVTIER_DEVICE explicit DecodeWarp(const DecodeParams& params)
-      : params_(params), stream_(params, IsNvfp4(params) ? TotalItems() : 0) {}
+      : params_(params), stream_(params, IsNvfp4(params) ? TotalItems(params) : 0) {}
 
   KVTIER_DEVICE void Run() {
     for (uint32_t i = 0; i + 1 < params_.stage_count; ++i) IssueNext();
-    for (uint32_t index = BlockX(); index < TotalItems(); index += GridX()) {
+    for (uint32_t index = BlockX(); index < TotalItems(params_); index += GridX()) {
       const DecodeItem item = ItemAt(params_, index, kStageTokens);
       const Merger merger(params_, item);
       merger.Merge(IsNvfp4(params_) && !item.is_tail ? AttendStages(item, merger)
@@ -181,11 +181,11 @@ class DecodeWarp {
       SyncWarp();
     }
     if constexpr (!Arch::kCopiesBulk) WaitCopies<0>();  // Empty groups are left at most.
-    ReportDamage();
+    ReportDamage(params_, damage_);
   }
 
  private:
-  using Merger = ResultMerger<Arch, kHeadDim, kTilesN>;
+  using Merger = ResultMerger<FragmentPlaces<Arch, kHeadDim>, kHeadDim, kTilesN>;
 
   // Not members: registers are scarce.
   static KVTIER_DEVICE uint32_t Lane() { return ThreadX() % 32; }
@@ -194,12 +194,6 @@ class DecodeWarp {
 
   static KVTIER_DEVICE bool IsNvfp4(const DecodeParams& params) {
     return params.k_format == SideFormat::kNvfp4 && params.v_format == SideFormat::kNvfp4;
-  }
-  // Of the launch.
-  KVTIER_DEVICE uint32_t TotalItems() const {
-    return LoadShared<uint32_t>(SharedBegin() + params_.shared.splits +
-                                4 * (params_.batch_size - 1)) *
-           params_.kv_head_count * params_.pass_count;
   }
   KVTIER_DEVICE SharedAddress Slot(uint32_t slot) const {
     return SharedBegin() + (Warp() * params_.stage_count + slot) * StageBytes(kHeadDim);
@@ -265,26 +259,12 @@ class DecodeWarp {
   KVTIER_DEVICE void AttendEightRows(const DecodeItem& item, const Merger& merger,
                                      SharedAddress buffer, uint32_t first_row) {
     const SharedAddress rows = buffer + first_row * kHeadDim * 4;
-    RowQuery<kHeadDim, 8> query(params_);
+    RowQuery<kHeadDim, 8, true> query(params_);
     query.Load(item, item.pass * kRows + first_row, rows, Lane());
     const RowReader<kHeadDim> reader(params_, item);
-    RowAttention<kHeadDim, 8> attention;
-    constexpr uint32_t kChunk = RowAttention<kHeadDim, 8>::kChunkTokens;
-    const uint32_t begin = item.is_tail ? 0 : item.begin_token;
-    const uint32_t end = item.is_tail ? item.tail_tokens : item.end_token;
-    const uint32_t origin = item.is_tail ? item.sealed_tokens : 0;
-    for (uint32_t first = begin + Warp() * kChunk; first < end; first += kChunk * WarpCount()) {
-      attention.AddTokens(reader, rows, query, first, MinU32(kChunk, end - first), origin + first,
-                          Lane(), damage_);
-    }
-    SyncWarp();
+    RowAttention<RowReader<kHeadDim>, 8> attention;
+    attention.AddItem(item, reader, rows, query, Lane(), damage_);
     attention.Publish(merger, buffer, first_row, Lane());
-  }
-
-  KVTIER_DEVICE void ReportDamage() const {
-    if ((damage_ & 0x80808080U) != 0 && !params_.damage_count.is_null()) {
-      AddCounter(params_.damage_count, 1);
-    }
   }
 
   const DecodeParams& params_;
@@ -292,34 +272,6 @@ class DecodeWarp {
   RingPosition ring_;
   uint32_t damage_ = 0;
 };
-
-// ends[i] = items of sequences 0 to i, for one kv head and pass. All threads of the block.
-KVTIER_DEVICE void CountItems(const DecodeParams& params, SharedAddress ends,
-                              uint32_t stage_tokens) {
-  for (uint32_t i = ThreadX(); i < params.batch_size; i += BlockSizeX()) {
-    StoreShared(ends + 4 * i, ItemCount(params, i, stage_tokens));
-  }
-  SyncThreads();
-  // A scan in place: every thread adds what lies `step` before its entries.
-  constexpr uint32_t kEntriesMax = kDecodeBatchMax / (32 * kDecodeWarpsMin);
-  for (uint32_t step = 1; step < params.batch_size; step *= 2) {
-    uint32_t sums[kEntriesMax];
-    KVTIER_UNROLL
-    for (uint32_t e = 0; e < kEntriesMax; ++e) {
-      const uint32_t i = ThreadX() + e * BlockSizeX();
-      if (i >= params.batch_size) continue;
-      sums[e] = LoadShared<uint32_t>(ends + 4 * i);
-      if (i >= step) sums[e] += LoadShared<uint32_t>(ends + 4 * (i - step));
-    }
-    SyncThreads();
-    KVTIER_UNROLL
-    for (uint32_t e = 0; e < kEntriesMax; ++e) {
-      const uint32_t i = ThreadX() + e * BlockSizeX();
-      if (i < params.batch_size) StoreShared(ends + 4 * i, sums[e]);
-    }
-    SyncThreads();
-  }
-}
 
 template <typename Arch, uint32_t kHeadDim, uint32_t kTilesN>
 KVTIER_DEVICE void DecodeBody(const DecodeParams& params) {
@@ -330,7 +282,7 @@ KVTIER_DEVICE void DecodeBody(const DecodeParams& params) {
     }
     FenceProxyAsync();
   }
-  CountItems(params, memory + params.shared.splits, StageTokens(kHeadDim));
+  CountItems(params, StageTokens(kHeadDim));
   DecodeWarp<Arch, kHeadDim, kTilesN>(params).Run();
 }
 

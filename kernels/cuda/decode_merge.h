@@ -55,7 +55,18 @@ struct SlotSum {
   }
 };
 
-template <typename Arch, uint32_t kHeadDim, uint32_t kTilesN>
+// Which dims the 4 accumulators of a lane belong to, of the MMAs of decode_tile.h.
+template <typename Arch, uint32_t kHeadDim>
+struct FragmentPlaces {
+  static KVTIER_DEVICE AccumulatorPlace Place(uint32_t dim) {
+    return PlaceOfDim<Arch, kHeadDim>(dim);
+  }
+  static KVTIER_DEVICE uint32_t Dim(uint32_t tile, uint32_t g, uint32_t upper) {
+    return AccumulatorDim<Arch, kHeadDim>(tile, g, upper);
+  }
+};
+
+template <typename Places, uint32_t kHeadDim, uint32_t kTilesN>
 class ResultMerger {
  public:
   static constexpr uint32_t kRows = 8 * kTilesN;
@@ -98,7 +109,7 @@ class ResultMerger {
   }
   // Bytes from the start of the buffer to the accumulator of (row, dim).
   static KVTIER_DEVICE uint32_t ValueOffset(uint32_t row, uint32_t dim) {
-    const AccumulatorPlace place = PlaceOfDim<Arch, kHeadDim>(dim);
+    const AccumulatorPlace place = Places::Place(dim);
     const uint32_t lane = place.g * 4 + row % 8 / 2;
     return ((row / 8 * kTiles + place.tile) * 32 + lane) * 16 + (2 * place.upper + row % 2) * 4;
   }
@@ -277,8 +288,7 @@ class ResultMerger {
       }
       KVTIER_UNROLL
       for (uint32_t upper = 0; upper < 2; ++upper) {
-        const uint64_t element =
-            out_row * kHeadDim + AccumulatorDim<Arch, kHeadDim>(tile, g, upper);
+        const uint64_t element = out_row * kHeadDim + Places::Dim(tile, g, upper);
         Store(element, values.out[2 * upper + column] * share);
       }
     }

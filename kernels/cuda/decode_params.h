@@ -26,7 +26,7 @@ struct DecodeShared {
   uint32_t bytes = 0;
 };
 
-// What the decode kernel is launched with: decode.h's arguments, checked and laid out. Device
+// What the decode kernels are launched with: decode.h's arguments, checked and laid out. Device
 // addresses; null where the feature is off.
 struct DecodeParams {
   // Shapes.
@@ -34,7 +34,8 @@ struct DecodeParams {
   uint32_t kv_head_count = 0;
   uint32_t group_heads = 0;  // Query heads of a kv head.
   uint32_t query_len = 0;
-  uint32_t pass_count = 0;  // Of DecodeRows query rows each, over the rows of a kv head.
+  uint32_t pass_count = 0;   // Of DecodeRows query rows each, over the rows of a kv head.
+  uint32_t split_heads = 0;  // SplitTokens' kv_head_count.
   uint32_t block_tokens = 0;
 
   // Sealed tokens.
@@ -130,10 +131,11 @@ KVTIER_HOST_DEVICE constexpr uint32_t DecodeRowsMax(uint32_t head_dim) {
   return head_dim <= 128 ? 16 : 8;
 }
 
-inline DecodeShared SharedLayout(uint32_t head_dim, uint32_t warp_count, uint32_t stage_count,
+// `ring_bytes` of a warp, a multiple of 8.
+inline DecodeShared SharedLayout(uint32_t ring_bytes, uint32_t warp_count, uint32_t stage_count,
                                  uint32_t batch_size) {
   DecodeShared shared;
-  shared.barriers = warp_count * stage_count * StageBytes(head_dim);
+  shared.barriers = warp_count * ring_bytes;
   shared.weights = (shared.barriers + warp_count * stage_count * 8 + 15) / 16 * 16;
   shared.buffers = shared.weights + warp_count * DecodeShared::kRowsMax * 8;
   shared.splits = shared.buffers + warp_count * 4;

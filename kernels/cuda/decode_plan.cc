@@ -72,26 +72,12 @@ Status Validate(const DecodeBatchArgs& args) {
   if (std::find(dims.begin(), dims.end(), shape.head_dim) == dims.end()) {
     return Status::InvalidArgument("head_dim must be 64, 96, 128, 192 or 256");
   }
-  if (args.batch_size == 0 || args.batch_size > kDecodeBatchMax) {
-    return Status::InvalidArgument("batch_size must be in [1, 1024]");
-  }
-  if (args.sealed_token_counts == nullptr ||
-      (args.table_stride != 0 && args.block_table == nullptr)) {
-    return Status::InvalidArgument("no block table or no sealed_token_counts");
-  }
-  if (uint64_t{args.table_stride} * shape.block_tokens > UINT32_MAX / 2) {
-    return Status::InvalidArgument("a row of the block table has more than 2^31 tokens");
-  }
-  if (args.layer_offset % 16 != 0) {
-    return Status::InvalidArgument("layer_offset is not a multiple of 16");
-  }
-  if (args.g_k == nullptr || args.g_v == nullptr)
-    return Status::InvalidArgument("no global scales");
+  if (args.g_v == nullptr) return Status::InvalidArgument("no global scales");
   if (!IsAligned(args.k_smooth) || !IsAligned(args.k_mean)) {
     return Status::InvalidArgument("a transform does not begin at a multiple of 16 bytes");
   }
   if (const Status status = ValidateTails(args.tails, shape); !status.ok()) return status;
-  return ValidateQuery(args);
+  return ValidateBatch(args);
 }
 
 // The largest configuration that fits: bytes in flight are what keeps memory busy.
@@ -105,7 +91,8 @@ Status ChooseRings(const DeviceLimits& limits, uint32_t head_dim, uint32_t batch
        {Rings{kDecodeWarpsMax, 3}, Rings{kDecodeWarpsMax, 2}, Rings{kDecodeWarpsMin, 2}}) {
     // Without bulk copies the kernel waits for all but the last copy: two stages.
     if (rings.stages == 3 && !limits.copies_bulk) continue;
-    const DecodeShared shared = SharedLayout(head_dim, rings.warps, rings.stages, batch_size);
+    const DecodeShared shared =
+        SharedLayout(rings.stages * StageBytes(head_dim), rings.warps, rings.stages, batch_size);
     if (shared.bytes > limits.shared_bytes_per_block) continue;
     plan->warp_count = rings.warps;
     plan->params.stage_count = rings.stages;
@@ -120,29 +107,19 @@ void LayOut(const DecodeBatchArgs& args, DecodePlan* plan) {
   const BlockShape& shape = args.block_shape;
   const TileShape tile = TileOf(shape);
   DecodeParams& params = plan->params;
-  params.batch_size = args.batch_size;
-  params.kv_head_count = shape.kv_head_count;
-  params.group_heads = args.query_head_count / shape.kv_head_count;
-  params.query_len = args.query_len;
-  const uint32_t rows = params.group_heads * args.query_len;
+  const uint32_t rows = args.query_head_count / shape.kv_head_count * args.query_len;
   plan->tiles_n = rows <= 8 || DecodeRowsMax(shape.head_dim) == 8 ? 1 : 2;
-  params.pass_count = (rows + 8 * plan->tiles_n - 1) / (8 * plan->tiles_n);
-  params.block_tokens = shape.block_tokens;
-
-  params.block_table = {reinterpret_cast<const uint64_t*>(args.block_table)};
-  params.table_stride = args.table_stride;
-  params.sealed_token_counts = {args.sealed_token_counts};
+  LayOutBatch(args, 8 * plan->tiles_n, &params);
+  params.split_heads = shape.kv_head_count;
   params.layer_offset = args.layer_offset;
   params.tile_bytes = TileBytes(tile, args.layer_format);
   params.v_side_offset = SideBytes(tile, args.layer_format.k);
   params.k_format = args.layer_format.k;
   params.v_format = args.layer_format.v;
-  params.g_k = {args.g_k};
   params.g_v = {args.g_v};
   params.k_smooth = {args.k_smooth};
   params.k_mean = {args.k_mean};
 
-  params.tail_token_counts = {args.tails.token_counts};
   params.tail_k = {reinterpret_cast<const uint64_t*>(args.tails.k)};
   params.tail_v = {reinterpret_cast<const uint64_t*>(args.tails.v)};
   params.tail_token_stride = args.tails.token_stride;
@@ -151,37 +128,79 @@ void LayOut(const DecodeBatchArgs& args, DecodePlan* plan) {
   params.tail_format = fp8 ? SideFormat::kFp8 : SideFormat::kBf16;
   params.tail_k_scale = fp8 ? args.tails.k_scale : 1.0F;
   params.tail_v_scale = fp8 ? args.tails.v_scale : 1.0F;
-
-  params.query = {static_cast<const std::byte*>(args.query)};
-  params.query_is_bf16 = args.query_type == ElementType::kBf16;
-  params.softmax_scale = args.softmax_scale;
-  params.soft_cap = args.soft_cap;
-  params.soft_cap_inverse = args.soft_cap == 0.0F ? 0.0F : 1.0F / args.soft_cap;
-  params.window = args.window;
-  params.sinks = {args.sinks};
-  params.out = {static_cast<std::byte*>(args.out)};
-  params.out_is_bf16 = args.out_type == ElementType::kBf16;
-  params.lse = {args.lse};
-  params.damage_count = {args.damage_count};
-
-  params.split_slots =
-      SplitCountMax(args.table_stride * shape.block_tokens, shape.kv_head_count) + 1;
 }
 
-struct Workspace {
-  uint64_t arrival_bytes;
-  uint64_t partial_bytes;
-};
-Workspace WorkspaceOf(const DecodePlan& plan, uint32_t head_dim) {
-  const DecodeParams& params = plan.params;
-  const uint64_t streams = uint64_t{params.batch_size} * params.kv_head_count * params.pass_count;
-  const uint64_t arrivals = (streams * sizeof(uint32_t) + kWorkspaceAlignment - 1) /
-                            kWorkspaceAlignment * kWorkspaceAlignment;
-  return {arrivals,
-          streams * params.split_slots * PartialFloats(head_dim, 8 * plan.tiles_n) * sizeof(float)};
+DecodeWorkspace WorkspaceOf(const DecodePlan& plan, uint32_t head_dim) {
+  return {plan.params, PartialFloats(head_dim, 8 * plan.tiles_n)};
 }
 
 }  // namespace
+
+Status ValidateBatch(const DecodeBatchArgs& args) {
+  if (args.batch_size == 0 || args.batch_size > kDecodeBatchMax) {
+    return Status::InvalidArgument("batch_size must be in [1, 1024]");
+  }
+  if (args.sealed_token_counts == nullptr ||
+      (args.table_stride != 0 && args.block_table == nullptr)) {
+    return Status::InvalidArgument("no block table or no sealed_token_counts");
+  }
+  if (uint64_t{args.table_stride} * args.block_shape.block_tokens > UINT32_MAX / 2) {
+    return Status::InvalidArgument("a row of the block table has more than 2^31 tokens");
+  }
+  if (args.layer_offset % 16 != 0) {
+    return Status::InvalidArgument("layer_offset is not a multiple of 16");
+  }
+  if (args.g_k == nullptr) return Status::InvalidArgument("no global scales");
+  return ValidateQuery(args);
+}
+
+void LayOutBatch(const DecodeBatchArgs& args, uint32_t pass_rows, DecodeParams* params) {
+  params->batch_size = args.batch_size;
+  params->kv_head_count = args.block_shape.kv_head_count;
+  params->group_heads = args.query_head_count / args.block_shape.kv_head_count;
+  params->query_len = args.query_len;
+  params->pass_count = (params->group_heads * args.query_len + pass_rows - 1) / pass_rows;
+  params->block_tokens = args.block_shape.block_tokens;
+
+  params->block_table = {reinterpret_cast<const uint64_t*>(args.block_table)};
+  params->table_stride = args.table_stride;
+  params->sealed_token_counts = {args.sealed_token_counts};
+  params->g_k = {args.g_k};
+  params->tail_token_counts = {args.tails.token_counts};
+
+  params->query = {static_cast<const std::byte*>(args.query)};
+  params->query_is_bf16 = args.query_type == ElementType::kBf16;
+  params->softmax_scale = args.softmax_scale;
+  params->soft_cap = args.soft_cap;
+  params->soft_cap_inverse = args.soft_cap == 0.0F ? 0.0F : 1.0F / args.soft_cap;
+  params->window = args.window;
+  params->sinks = {args.sinks};
+  params->out = {static_cast<std::byte*>(args.out)};
+  params->out_is_bf16 = args.out_type == ElementType::kBf16;
+  params->lse = {args.lse};
+  params->damage_count = {args.damage_count};
+}
+
+DecodeWorkspace::DecodeWorkspace(const DecodeParams& params, uint32_t partial_floats) {
+  const uint64_t streams = uint64_t{params.batch_size} * params.kv_head_count * params.pass_count;
+  const auto round_up = [](uint64_t size) {
+    return (size + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
+  };
+  split_slots = SplitCountMax(params.table_stride * params.block_tokens, params.split_heads) + 1;
+  arrival_bytes = round_up(streams * sizeof(uint32_t));
+  bytes = arrival_bytes + round_up(streams * split_slots * partial_floats * sizeof(float));
+}
+
+Status DecodeWorkspace::Place(void* memory, DecodeParams* params) const {
+  if (memory == nullptr || !IsAligned(memory, kWorkspaceAlignment)) {
+    return Status::InvalidArgument("workspace is missing or not at a multiple of 256 bytes");
+  }
+  auto* begin = static_cast<std::byte*>(memory);
+  params->split_slots = split_slots;
+  params->arrivals = {reinterpret_cast<uint32_t*>(begin)};
+  params->partials = {reinterpret_cast<float*>(begin + arrival_bytes)};
+  return Status();
+}
 
 Status PlanDecode(const DecodeBatchArgs& args, const DeviceLimits& limits, DecodePlan* plan) {
   if (const Status status = Validate(args); !status.ok()) return status;
@@ -190,13 +209,8 @@ Status PlanDecode(const DecodeBatchArgs& args, const DeviceLimits& limits, Decod
   if (const Status status = ChooseRings(limits, head_dim, args.batch_size, plan); !status.ok()) {
     return status;
   }
-  if (args.workspace == nullptr || !IsAligned(args.workspace, kWorkspaceAlignment)) {
-    return Status::InvalidArgument("workspace is missing or not at a multiple of 256 bytes");
-  }
-  auto* bytes = static_cast<std::byte*>(args.workspace);
-  plan->params.arrivals = {reinterpret_cast<uint32_t*>(bytes)};
-  plan->params.partials = {
-      reinterpret_cast<float*>(bytes + WorkspaceOf(*plan, head_dim).arrival_bytes)};
+  const Status status = WorkspaceOf(*plan, head_dim).Place(args.workspace, &plan->params);
+  if (!status.ok()) return status;
   plan->grid_size = limits.multiprocessor_count;
   return Status();
 }
@@ -205,9 +219,7 @@ uint64_t DecodeBatchWorkspaceBytes(const DecodeBatchArgs& args) {
   if (!Validate(args).ok()) return 0;
   DecodePlan plan;
   LayOut(args, &plan);
-  const Workspace workspace = WorkspaceOf(plan, args.block_shape.head_dim);
-  return (workspace.arrival_bytes + workspace.partial_bytes + kWorkspaceAlignment - 1) /
-         kWorkspaceAlignment * kWorkspaceAlignment;
+  return WorkspaceOf(plan, args.block_shape.head_dim).bytes;
 }
 
 }  // namespace kvtier::kernels::cuda

@@ -8,7 +8,7 @@
 #include "kernels/cuda/decode_params.h"
 #include "kernels/status.h"
 
-// DecodeBatch's arguments checked and laid out for a card; shared by the launch and the tests.
+// Arguments of decode checked and laid out for a card; shared by the launches and the tests.
 
 namespace kvtier::kernels::cuda {
 
@@ -22,6 +22,24 @@ struct DecodePlan {
 
 // Errors: kInvalidArgument as DecodeBatch; also if the card has too little shared memory.
 Status PlanDecode(const DecodeBatchArgs& args, const DeviceLimits& limits, DecodePlan* plan);
+
+// Of DecodeBatch and DecodeMlaBatch alike: batch, table, queries, scores and results. Of
+// block_shape only kv_head_count and block_tokens are read.
+Status ValidateBatch(const DecodeBatchArgs& args);
+void LayOutBatch(const DecodeBatchArgs& args, uint32_t pass_rows, DecodeParams* params);
+
+// What a launch needs between its blocks: counters, then partial results of partial_floats each.
+struct DecodeWorkspace {
+  uint32_t split_slots = 0;
+  uint64_t arrival_bytes = 0;
+  uint64_t bytes = 0;  // Of all.
+
+  // Of parameters whose shapes, counts of heads and passes, and table are set.
+  DecodeWorkspace(const DecodeParams& params, uint32_t partial_floats);
+
+  // Errors: kInvalidArgument if there is no memory or it is not aligned to 256 bytes.
+  Status Place(void* memory, DecodeParams* params) const;
+};
 
 }  // namespace kvtier::kernels::cuda
 

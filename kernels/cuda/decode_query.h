@@ -138,13 +138,15 @@ struct PassQuery {
   }
 };
 
-// For RowAttention. All lanes hold the constants of all rows.
-template <uint32_t kHeadDim, uint32_t kRows>
+// For RowAttention. All lanes hold the constants of all rows. Without a transform there are fewer.
+template <uint32_t kHeadDim, uint32_t kRows, bool kHasTransform>
 struct RowQuery {
   const DecodeParams& params;
   float unit;
   float bias[kRows];
-  uint32_t end[kRows];  // Of what the row sees.
+  uint32_t context;  // Tokens.
+  uint32_t hidden;   // 4 bits a row: HiddenTokens.
+  static_assert(kRows <= 8);
 
   KVTIER_DEVICE explicit RowQuery(const DecodeParams& decode_params) : params(decode_params) {}
 
@@ -152,40 +154,49 @@ struct RowQuery {
   // last are zeros.
   KVTIER_DEVICE void Load(const DecodeItem& item, uint32_t first_row, SharedAddress buffer,
                           uint32_t lane) {
-    const bool transformed = !item.is_tail;
+    const bool transformed = kHasTransform && !item.is_tail;
     const float multiplier = item.is_tail ? params.tail_k_scale
                              : params.k_format == SideFormat::kBf16
                                  ? 1.0F
                                  : LoadConstant(params.g_k + item.kv_head);
     unit = params.softmax_scale * kLog2E * multiplier;
+    context = item.sealed_tokens + item.tail_tokens;
+    hidden = 0;
     KVTIER_UNROLL
     for (uint32_t i = 0; i < kRows; ++i) {
       const uint32_t row = first_row + i;
       float mean_dot = 0.0F;
-      if (lane < kHeadDim / 8) {
+      KVTIER_NO_UNROLL
+      for (uint32_t step = 0; step < kHeadDim; step += 32 * 8) {
+        const uint32_t dim = step + 8 * lane;
+        if (dim >= kHeadDim) continue;
         float values[8] = {};
         if (row < RowsOfHead(params)) {
-          LoadQuery8<kHeadDim>(params, item, row, 8 * lane, transformed, values, &mean_dot);
+          LoadQuery8<kHeadDim>(params, item, row, dim, transformed, values, &mean_dot);
         }
         KVTIER_UNROLL
         for (uint32_t j = 0; j < 8; j += 4) {
-          StoreShared(buffer + (i * kHeadDim + 8 * lane + j) * 4,
+          StoreShared(buffer + (i * kHeadDim + dim + j) * 4,
                       Words4{BitsOf(values[j]), BitsOf(values[j + 1]), BitsOf(values[j + 2]),
                              BitsOf(values[j + 3])});
         }
       }
-      KVTIER_UNROLL
-      for (uint32_t bit = 1; bit < 32; bit <<= 1) {
-        mean_dot += FloatOf(ShuffleXor(BitsOf(mean_dot), bit));
+      bias[i] = 0.0F;
+      if constexpr (kHasTransform) {
+        KVTIER_UNROLL
+        for (uint32_t bit = 1; bit < 32; bit <<= 1) {
+          mean_dot += FloatOf(ShuffleXor(BitsOf(mean_dot), bit));
+        }
+        bias[i] = mean_dot * params.softmax_scale * kLog2E;
       }
-      bias[i] = mean_dot * params.softmax_scale * kLog2E;
-      end[i] = VisibleEnd(params, item, row);
+      hidden |= HiddenTokens(params, row) << (4 * i);
     }
     SyncWarp();
   }
 
   KVTIER_DEVICE bool Sees(uint32_t row, uint32_t token) const {
-    return token >= WindowBegin(params, end[row]) && token < end[row];
+    const uint32_t end = FloorSub(context, hidden >> (4 * row) & 0xF);
+    return token >= WindowBegin(params, end) && token < end;
   }
   KVTIER_DEVICE float Score(uint32_t row, float product) const {
     const float score = FmaRn(product, unit, bias[row]);

@@ -52,9 +52,44 @@ KVTIER_DEVICE uint32_t ItemCount(const DecodeParams& params, uint32_t sequence,
   const uint32_t sealed = SealedTokens(params, sequence);
   const uint32_t tail = TailTokens(params, sequence);
   const uint32_t first = FirstSealedToken(params, sealed, tail, stage_tokens);
-  const uint32_t count = (sealed == first ? 0 : SplitCount(sealed - first, params.kv_head_count)) +
-                         (tail != 0 ? 1 : 0);
+  const uint32_t count =
+      (sealed == first ? 0 : SplitCount(sealed - first, params.split_heads)) + (tail != 0 ? 1 : 0);
   return count == 0 ? 1 : count;
+}
+
+// Into shared memory, for ItemAt: items of sequences 0 to i, for one kv head and pass. All threads
+// of the block.
+KVTIER_DEVICE void CountItems(const DecodeParams& params, uint32_t stage_tokens) {
+  const SharedAddress ends = SharedBegin() + params.shared.splits;
+  for (uint32_t i = ThreadX(); i < params.batch_size; i += BlockSizeX()) {
+    StoreShared(ends + 4 * i, ItemCount(params, i, stage_tokens));
+  }
+  SyncThreads();
+  // A scan in place: every thread adds what lies `step` before its entries.
+  constexpr uint32_t kEntriesMax = kDecodeBatchMax / (32 * kDecodeWarpsMin);
+  for (uint32_t step = 1; step < params.batch_size; step *= 2) {
+    uint32_t sums[kEntriesMax];
+    KVTIER_UNROLL
+    for (uint32_t e = 0; e < kEntriesMax; ++e) {
+      const uint32_t i = ThreadX() + e * BlockSizeX();
+      if (i >= params.batch_size) continue;
+      sums[e] = LoadShared<uint32_t>(ends + 4 * i);
+      if (i >= step) sums[e] += LoadShared<uint32_t>(ends + 4 * (i - step));
+    }
+    SyncThreads();
+    KVTIER_UNROLL
+    for (uint32_t e = 0; e < kEntriesMax; ++e) {
+      const uint32_t i = ThreadX() + e * BlockSizeX();
+      if (i < params.batch_size) StoreShared(ends + 4 * i, sums[e]);
+    }
+    SyncThreads();
+  }
+}
+
+// Items of the launch, once CountItems was here.
+KVTIER_DEVICE uint32_t TotalItems(const DecodeParams& params) {
+  return LoadShared<uint32_t>(SharedBegin() + params.shared.splits + 4 * (params.batch_size - 1)) *
+         params.kv_head_count * params.pass_count;
 }
 
 // Item `index` of the launch, once CountItems was here.
@@ -84,7 +119,7 @@ KVTIER_DEVICE DecodeItem ItemAt(const DecodeParams& params, uint32_t index, uint
   item.tail_tokens = TailTokens(params, low);
   const uint32_t first =
       FirstSealedToken(params, item.sealed_tokens, item.tail_tokens, stage_tokens);
-  const uint32_t split_tokens = SplitTokens(item.sealed_tokens - first, params.kv_head_count);
+  const uint32_t split_tokens = SplitTokens(item.sealed_tokens - first, params.split_heads);
   item.is_tail = item.tail_tokens != 0 && item.split + 1 == item.item_count;
   item.begin_token = MinU32(first + item.split * split_tokens, item.sealed_tokens);
   item.end_token =

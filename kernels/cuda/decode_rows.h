@@ -26,6 +26,13 @@ KVTIER_DEVICE float SignedE2m1(uint32_t code) {
   return FirstHalf((code & 8) << 12 | (code & 7) << 9) * 16384.0F;
 }
 
+// To the launch's counter, if a damaged scale was seen.
+KVTIER_DEVICE void ReportDamage(const DecodeParams& params, uint32_t damage) {
+  if ((damage & 0x80808080U) != 0 && !params.damage_count.is_null()) {
+    AddCounter(params.damage_count, 1);
+  }
+}
+
 // K or V of the tokens of one item.
 struct RowSide {
   Global<const std::byte> base;  // Tails: the item's first row.
@@ -38,6 +45,11 @@ struct RowSide {
 template <uint32_t kHeadDim>
 class RowReader {
  public:
+  static constexpr uint32_t kKeyDim = kHeadDim;
+  static constexpr uint32_t kValueDim = kHeadDim;
+  static constexpr uint32_t kKeyStep = 8;
+  static constexpr uint32_t kLaneDims = kValueDim / 32;
+
   KVTIER_DEVICE RowReader(const DecodeParams& params, const DecodeItem& item)
       : params_(params), item_(item) {
     if (item.is_tail) {
@@ -49,9 +61,10 @@ class RowReader {
     }
   }
 
-  // Dims [dim, dim + 8) of K. `token` counts from the item's first row of the tail, or the start of
-  // the sequence.
-  KVTIER_DEVICE void LoadK8(uint32_t token, uint32_t dim, float (&out)[8], uint32_t& damage) const {
+  // Dims [dim, dim + kKeyStep) of K. `token` counts from the item's first row of the tail, or the
+  // start of the sequence.
+  KVTIER_DEVICE void LoadK(uint32_t token, uint32_t dim, float (&out)[kKeyStep],
+                           uint32_t& damage) const {
     const Global<const std::byte> row = Row(k_, token);
     if (k_.format == SideFormat::kBf16) {
       const auto words = LoadConstant(row.At<const Words4>(2 * dim));
@@ -81,7 +94,16 @@ class RowReader {
     }
   }
 
-  KVTIER_DEVICE float LoadV(uint32_t token, uint32_t dim, uint32_t& damage) const {
+  // The dims of V that a lane sums up.
+  static KVTIER_DEVICE uint32_t ValueDim(uint32_t lane, uint32_t j) { return lane + 32 * j; }
+  KVTIER_DEVICE void LoadV(uint32_t token, uint32_t lane, float (&out)[kLaneDims],
+                           uint32_t& damage) const {
+    KVTIER_UNROLL
+    for (uint32_t j = 0; j < kLaneDims; ++j) out[j] = LoadValue(token, ValueDim(lane, j), damage);
+  }
+
+ private:
+  KVTIER_DEVICE float LoadValue(uint32_t token, uint32_t dim, uint32_t& damage) const {
     const Global<const std::byte> row = Row(v_, token);
     if (v_.format == SideFormat::kBf16) {
       return FirstBf16(LoadConstant(row.At<const uint16_t>(2 * dim)));
@@ -100,7 +122,6 @@ class RowReader {
     return SignedE2m1(codes >> (4 * (dim & 1)) & 0xF) * SignedE4m3(scale);
   }
 
- private:
   KVTIER_DEVICE RowSide TailSide(Global<const uint64_t> bases, bool is_v) const {
     const uint32_t bytes = params_.tail_format == SideFormat::kBf16 ? 2 : 1;
     const uint64_t head = item_.kv_head * params_.tail_head_stride * bytes;
@@ -128,12 +149,16 @@ class RowReader {
   RowSide v_;
 };
 
+inline constexpr uint32_t kRowChunkTokens = 16;
+
 // Online softmax over 16 tokens at a time. Lane: token lane % 16, half of the dims lane / 16, for
-// the scores; dims lane + 32 * j for the output.
-template <uint32_t kHeadDim, uint32_t kRows>
+// the scores; dims Reader::ValueDim for the output. A Reader is as RowReader.
+template <typename Reader, uint32_t kRows>
 struct RowAttention {
-  static constexpr uint32_t kLaneDims = kHeadDim / 32;
-  static constexpr uint32_t kChunkTokens = 16;
+  static constexpr uint32_t kKeyDim = Reader::kKeyDim;
+  static constexpr uint32_t kLaneDims = Reader::kLaneDims;
+  static constexpr uint32_t kKeyStep = Reader::kKeyStep;
+  static constexpr uint32_t kChunkTokens = kRowChunkTokens;
 
   float top[kRows];
   float sum[kRows];
@@ -149,12 +174,44 @@ struct RowAttention {
     }
   }
 
-  // Scores (log2 units, capped, -inf where not visible) of the chunk's tokens against all rows.
-  // `query` is [kRows][kHeadDim] floats in shared memory, `rows` says scale, bias and visibility.
+  // This warp's share of an item's tokens. `query` is [kRows][kKeyDim] floats in shared memory,
+  // `rows` says scale, bias and visibility.
   template <typename Rows>
-  KVTIER_DEVICE void AddTokens(const RowReader<kHeadDim>& reader, SharedAddress query,
-                               const Rows& rows, uint32_t first, uint32_t count, uint32_t position,
-                               uint32_t lane, uint32_t& damage) {
+  KVTIER_DEVICE void AddItem(const DecodeItem& item, const Reader& reader, SharedAddress query,
+                             const Rows& rows, uint32_t lane, uint32_t& damage) {
+    const uint32_t begin = item.is_tail ? 0 : item.begin_token;
+    const uint32_t end = item.is_tail ? item.tail_tokens : item.end_token;
+    const uint32_t origin = item.is_tail ? item.sealed_tokens : 0;
+    for (uint32_t first = begin + ThreadX() / 32 * kChunkTokens; first < end;
+         first += kChunkTokens * (BlockSizeX() / 32)) {
+      AddTokens(reader, query, rows, first, MinU32(kChunkTokens, end - first), origin + first, lane,
+                damage);
+    }
+    SyncWarp();
+  }
+
+  // To the merge buffer of this warp, as rows [first_row, first_row + kRows) of the pass.
+  template <typename Merger>
+  KVTIER_DEVICE void Publish(const Merger& merger, SharedAddress buffer, uint32_t first_row,
+                             uint32_t lane) const {
+    KVTIER_UNROLL
+    for (uint32_t i = 0; i < kRows; ++i) {
+      const uint32_t row = first_row + i;
+      KVTIER_UNROLL
+      for (uint32_t j = 0; j < kLaneDims; ++j) {
+        StoreShared<float>(buffer + Merger::ValueOffset(row, Reader::ValueDim(lane, j)), out[i][j]);
+      }
+      if (lane == 0) merger.PublishWeight(row, top[i], sum[i]);
+    }
+  }
+
+ private:
+  // Scores (log2 units, capped, -inf where not visible) of the chunk's tokens against all rows,
+  // then their weighted values.
+  template <typename Rows>
+  KVTIER_DEVICE void AddTokens(const Reader& reader, SharedAddress query, const Rows& rows,
+                               uint32_t first, uint32_t count, uint32_t position, uint32_t lane,
+                               uint32_t& damage) {
     const uint32_t token = lane % kChunkTokens;
     const uint32_t half = lane / kChunkTokens;
     float score[kRows];
@@ -163,17 +220,17 @@ struct RowAttention {
     // Lanes beyond the last token repeat the first; their scores are hidden.
     const uint32_t read = first + (token < count ? token : 0);
     KVTIER_NO_UNROLL
-    for (uint32_t i = 0; i < kHeadDim / 2; i += 8) {
-      const uint32_t dim = half * (kHeadDim / 2) + i;
-      float k[8];
-      reader.LoadK8(read, dim, k, damage);
+    for (uint32_t i = 0; i < kKeyDim / 2; i += kKeyStep) {
+      const uint32_t dim = half * (kKeyDim / 2) + i;
+      float k[kKeyStep];
+      reader.LoadK(read, dim, k, damage);
       KVTIER_UNROLL
       for (uint32_t row = 0; row < kRows; ++row) {
         // Not all loads at once: there are no registers for them.
         if (row % 2 == 0) SyncWarp();
-        const SharedAddress q = query + (row * kHeadDim + dim) * 4;
+        const SharedAddress q = query + (row * kKeyDim + dim) * 4;
         KVTIER_UNROLL
-        for (uint32_t j = 0; j < 8; j += 4) {
+        for (uint32_t j = 0; j < kKeyStep; j += 4) {
           const auto words = LoadShared<Words4>(q + 4 * j);
           score[row] = FmaRn(FloatOf(words.x), k[j], score[row]);
           score[row] = FmaRn(FloatOf(words.y), k[j + 1], score[row]);
@@ -192,9 +249,7 @@ struct RowAttention {
     KVTIER_NO_UNROLL
     for (uint32_t i = 0; i < count; ++i) {
       float v[kLaneDims];
-      KVTIER_UNROLL
-      for (uint32_t j = 0; j < kLaneDims; ++j)
-        v[j] = reader.LoadV(first + i, lane + 32 * j, damage);
+      reader.LoadV(first + i, lane, v, damage);
       KVTIER_UNROLL
       for (uint32_t row = 0; row < kRows; ++row) {
         const float weight = FloatOf(ShuffleFrom(BitsOf(score[row]), i));
@@ -206,22 +261,6 @@ struct RowAttention {
     }
   }
 
-  // To the merge buffer of this warp, as rows [first_row, first_row + kRows) of the pass.
-  template <typename Merger>
-  KVTIER_DEVICE void Publish(const Merger& merger, SharedAddress buffer, uint32_t first_row,
-                             uint32_t lane) const {
-    KVTIER_UNROLL
-    for (uint32_t i = 0; i < kRows; ++i) {
-      const uint32_t row = first_row + i;
-      KVTIER_UNROLL
-      for (uint32_t j = 0; j < kLaneDims; ++j) {
-        StoreShared<float>(buffer + Merger::ValueOffset(row, lane + 32 * j), out[i][j]);
-      }
-      if (lane == 0) merger.PublishWeight(row, top[i], sum[i]);
-    }
-  }
-
- private:
   // Scores to weights against the new maximum; -1 where not visible.
   KVTIER_DEVICE void Weigh(float (&score)[kRows]) {
     KVTIER_UNROLL
