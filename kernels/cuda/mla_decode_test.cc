@@ -224,7 +224,9 @@ TEST(MlaDecode, MatchesFp64WithOptions) {
     ExpectExact<Sm80>(
         {{.heads = 2, .block_count = 4, .tail_tokens = 5, .query_len = 2, .window = window}});
   }
-  ExpectExact<Sm90>({{.heads = 5, .block_count = 2, .tail_tokens = 7, .soft_cap = 3.0F}});
+  for (const float soft_cap : {3.0F, 1e9F}) {
+    ExpectExact<Sm90>({{.heads = 5, .block_count = 2, .tail_tokens = 7, .soft_cap = soft_cap}});
+  }
   ExpectExact<Sm90>({{.heads = 5, .block_count = 2, .tail_tokens = 7, .sinks = true}});
   ExpectExact<Sm90>({{.heads = 5, .sinks = true}});
   ExpectExact<Sm90>({{.heads = 5, .block_count = 2, .sharpness = 20.0F, .bf16_queries = false}});
