@@ -109,8 +109,9 @@ class MlaBatch {
   // Of one sequence.
   std::vector<float> Results(uint32_t sequence) const {
     const uint64_t rows = uint64_t{case_.heads} * case_.query_len;
-    const auto values = std::span(out).subspan(sequence * rows * kMlaLatentDim);
-    std::vector<float> results(values.begin(), values.begin() + rows * kMlaLatentDim);
+    const auto values =
+        std::span(out).subspan(sequence * rows * kMlaLatentDim, rows * kMlaLatentDim);
+    std::vector<float> results(values.begin(), values.end());
     const auto sums = std::span(lse).subspan(sequence * rows, rows);
     results.insert(results.end(), sums.begin(), sums.end());
     return results;

@@ -189,21 +189,25 @@ class MlaTransferData {
   emu::DeviceBuffer<float> rope_scales_ = {1.25F, 0.625F};
 
  private:
-  // Special values: any bits, where the kernels promise those of NaNs.
+  // Special values: any bits, half of them of NaNs and infinities, of which half have no payload in
+  // the upper 16 bits; for the types whose NaNs the kernels promise.
   void AddElement(bool is_special) {
     const float x = std::normal_distribution<float>()(random_);
+    const uint64_t draw = random_();
+    auto any = static_cast<uint32_t>(draw);
+    if ((draw >> 32 & 1) != 0) any |= 0x7F800000U;
+    if ((draw >> 32 & 3) == 3) any &= 0xFF80FFFFU;
     std::byte bytes[4];
     const uint32_t element_bytes = ElementBytes(case_.type);
-    const uint64_t any = random_();
     if (case_.type == ElementType::kFp32) {
       std::memcpy(bytes, &x, sizeof(x));
-      if (is_special) std::memcpy(bytes, &any, sizeof(x));
+      if (is_special) std::memcpy(bytes, &any, sizeof(any));
     } else if (case_.type == ElementType::kFp8E4m3) {
       bytes[0] = static_cast<std::byte>(EncodeE4m3Scale(std::fabs(x)) | (x < 0.0F ? 0x80 : 0));
     } else {
-      const uint16_t bits = case_.type == ElementType::kBf16 ? FloatToBf16(x) : FloatToFp16(x);
+      uint16_t bits = case_.type == ElementType::kBf16 ? FloatToBf16(x) : FloatToFp16(x);
+      if (is_special && case_.type == ElementType::kBf16) bits = static_cast<uint16_t>(any >> 16);
       std::memcpy(bytes, &bits, sizeof(bits));
-      if (is_special && case_.type == ElementType::kBf16) std::memcpy(bytes, &any, sizeof(bits));
     }
     rows_.insert(rows_.end(), bytes, bytes + element_bytes);
   }
