@@ -85,13 +85,25 @@ MemoryTier::MemoryTier(const Options& options)
           {.frame_bytes = options.segment_bytes,
            .frame_count = static_cast<uint32_t>(options.capacity_bytes / options.segment_bytes)}) {}
 
-MemoryTier::~MemoryTier() = default;
+MemoryTier::~MemoryTier() {
+  absl::MutexLock lock(&mutex_);
+  while (!segments_.empty()) Unmap(segments_.begin()->first);
+}
+
+void MemoryTier::Unmap(uint32_t segment_idx) {
+  const auto it = segments_.find(segment_idx);
+  if (it == segments_.end()) return;
+  for (SegmentObserver* observer : options_.observers) {
+    observer->OnUnmapping({it->second->base, it->second->bytes});
+  }
+  segments_.erase(it);
+}
 
 absl::StatusOr<ReplicaId> MemoryTier::Reserve(uint32_t payload_bytes, OwnerIdx owner) {
   absl::MutexLock lock(&mutex_);
   KVT_ASSIGN_OR_RETURN(const SlotAllocator::Reservation reservation,
                        allocator_.Reserve(payload_bytes, owner));
-  if (reservation.retired_segment_idx) segments_.erase(*reservation.retired_segment_idx);
+  if (reservation.retired_segment_idx) Unmap(*reservation.retired_segment_idx);
   const uint32_t segment_idx = reservation.slot.place.segment_idx;
   if (!segments_.contains(segment_idx)) {
     const std::string name =
@@ -101,7 +113,11 @@ absl::StatusOr<ReplicaId> MemoryTier::Reserve(uint32_t payload_bytes, OwnerIdx o
       allocator_.Free(reservation.replica);
       return Unavailable("%s: %s", TierName(options_.id), segment.status().ToString());
     }
-    segments_.emplace(segment_idx, std::move(segment).value());
+    const Segment& mapped =
+        *segments_.emplace(segment_idx, std::move(segment).value()).first->second;
+    for (SegmentObserver* observer : options_.observers) {
+      observer->OnMapped({mapped.base, mapped.bytes});
+    }
   }
   return reservation.replica;
 }

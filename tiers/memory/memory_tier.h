@@ -4,11 +4,13 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "tiers/memory/segment_observer.h"
 #include "tiers/memory/slot_allocator.h"
 #include "tiers/tier.h"
 
@@ -28,6 +30,8 @@ class MemoryTier final : public MappedTier {
     uint64_t capacity_bytes = 0;
     // A multiple of 4 KiB, 64 KiB or more; a multiple of 2 MiB lets the kernel use huge pages.
     uint64_t segment_bytes = 64ULL << 20;
+    // Told of every segment. Not owned.
+    std::vector<SegmentObserver*> observers = {};
   };
   static constexpr uint64_t kSegmentBytesMin = 64ULL << 10;
 
@@ -56,6 +60,7 @@ class MemoryTier final : public MappedTier {
   struct Segment;
 
   explicit MemoryTier(const Options& options);
+  void Unmap(uint32_t segment_idx) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::span<std::byte> SlotBytes(ReplicaId replica) const;
   absl::Status CheckRoom(std::span<const std::byte> slot, const BlockMeta& meta,
                          size_t buffer_bytes) const;

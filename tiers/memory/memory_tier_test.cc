@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <map>
 
 #include "tiers/conformance_test.h"
 #include "tiers/memory/memory_limit.h"
@@ -101,6 +102,41 @@ TEST(MemoryTierTest, AnotherOwnerGetsZeroedMemoryUnderANewNumber) {
   EXPECT_EQ(seen, std::byte{0});
   close(stale->fd);
   EXPECT_EQ(tier->Usage().physical_bytes, kMiB);
+}
+
+// Says what is mapped at present.
+class SpanObserver final : public SegmentObserver {
+ public:
+  void OnMapped(std::span<std::byte> segment) override {
+    EXPECT_TRUE(mapped.emplace(segment.data(), segment.size()).second);
+    segment[0] = std::byte{1};
+  }
+  void OnUnmapping(std::span<std::byte> segment) override {
+    EXPECT_EQ(mapped.erase(segment.data()), 1u);
+    // Still there.
+    segment[0] = std::byte{2};
+  }
+  std::map<std::byte*, size_t> mapped;
+};
+
+TEST(MemoryTierTest, TellsObserversOfEverySegmentWhileItIsMapped) {
+  SpanObserver observer;
+  auto tier = MemoryTier::Create(
+      {.capacity_bytes = 2 * kMiB, .segment_bytes = kMiB, .observers = {&observer}});
+  ASSERT_TRUE(tier.ok()) << tier.status();
+  const auto first = (*tier)->Reserve(4096, 1);
+  const auto second = (*tier)->Reserve(kMiB, 2);
+  ASSERT_TRUE(first.ok() && second.ok());
+  EXPECT_EQ(observer.mapped.size(), 2u);
+  const std::span<std::byte> slot = (*tier)->Mapped(*second);
+  ASSERT_TRUE(observer.mapped.contains(slot.data()));
+  EXPECT_EQ(observer.mapped[slot.data()], kMiB);
+  // Another owner's memory takes its place.
+  (*tier)->Free(*first);
+  ASSERT_TRUE((*tier)->Reserve(4096, 3).ok());
+  EXPECT_EQ(observer.mapped.size(), 2u);
+  tier->reset();
+  EXPECT_TRUE(observer.mapped.empty());
 }
 
 TEST(MemoryTierTest, RefusesBadSizesAndMoreThanTheMachineHas) {
