@@ -62,8 +62,10 @@ absl::Status NvmeTier::Impl::Open() {
     }
   }
   KVT_RETURN_IF_ERROR(OpenIndex());
+  // A compaction writes its output beside its input, and logs go when their buffers are written.
   const uint64_t index_bytes =
-      std::max(options_.capacity_bytes / kIndexShare, 8 * IndexBufferBytes());
+      std::max(options_.capacity_bytes / kIndexShare, 8 * IndexBufferBytes()) +
+      4 * IndexBufferBytes();
   const uint64_t payload_bytes =
       options_.capacity_bytes > index_bytes ? options_.capacity_bytes - index_bytes : 0;
   const uint64_t segment_count = payload_bytes / segment_bytes_;
