@@ -49,6 +49,13 @@ using CudaAllocation = uint64_t;
 enum class CudaStream : uintptr_t {};
 enum class CudaEvent : uintptr_t {};
 
+// A range of device memory and the registered host memory that it is copied to or from. A copy may
+// not go from one registration into the next.
+struct CudaHostCopy {
+  CudaAddress address = 0;
+  std::span<std::byte> host = {};
+};
+
 // One device, with its primary context (the one that the runtime API and so PyTorch use) retained.
 // Thread-safe: each call makes that context current for its own duration and leaves the calling
 // thread's as it was. Calls named Copy*, Zero, RecordEvent and AwaitEvent only enqueue; none of the
@@ -95,6 +102,11 @@ class CudaDevice {
                                     CudaStream stream) = 0;
   virtual absl::Status CopyToHost(std::span<std::byte> target, CudaAddress source,
                                   CudaStream stream) = 0;
+  // Many copies in one call, of ranges that do not overlap, in any order among themselves. One
+  // after the other where the driver has no such call (before CUDA 12.8). After an error some of
+  // them may be under way. `stream` is one of CreateStream.
+  virtual absl::Status CopyAllToDevice(std::span<const CudaHostCopy> copies, CudaStream stream) = 0;
+  virtual absl::Status CopyAllToHost(std::span<const CudaHostCopy> copies, CudaStream stream) = 0;
   virtual absl::Status Zero(CudaAddress target, uint64_t bytes, CudaStream stream) = 0;
   // The event is done once all that `stream` was given before is. `stream` may be one that the
   // caller's program made itself with the CUDA runtime.

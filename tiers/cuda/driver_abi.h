@@ -56,6 +56,19 @@ struct AccessDesc {
 };
 static_assert(sizeof(AccessDesc) == 12);
 
+//   offset  size  field
+//        0     4  srcAccessOrder: 1 = in the order of the stream
+//        4     8  srcLocHint, type 0: none
+//       12     8  dstLocHint, type 0: none
+//       20     4  flags: 1 = prefer to overlap with kernels
+struct MemcpyAttributes {
+  int32_t source_access_order = 1;
+  MemLocation source_hint = {.type = 0};
+  MemLocation target_hint = {.type = 0};
+  uint32_t flags = 1;
+};
+static_assert(sizeof(MemcpyAttributes) == 24);
+
 inline constexpr int32_t kHandleTypePosixFd = 1;
 inline constexpr int32_t kGranularityMinimum = 0;
 inline constexpr int32_t kAttributeVmmSupported = 102;
@@ -95,7 +108,9 @@ inline constexpr uint32_t kHostRegisterPortable = 1;
   X(host_register, "cuMemHostRegister_v2", void* pages, size_t bytes, uint32_t flags)              \
   X(host_unregister, "cuMemHostUnregister", void* pages)
 
-// What drivers before CUDA 11.4 may lack: a device then counts as one without these abilities.
+// What drivers may lack. Without the functions up to CUDA 11.4, a device counts as one without
+// these abilities; without those that copy in batches (CUDA 12.8, CUDA 13), copies are made one by
+// one.
 #define KVTIER_CUDA_OPTIONAL_FUNCTIONS(X)                                                          \
   X(device_uuid, "cuDeviceGetUuid_v2", Uuid* uuid, Device device)                                  \
   X(granularity, "cuMemGetAllocationGranularity", size_t* bytes, const AllocationProp*,            \
@@ -114,7 +129,13 @@ inline constexpr uint32_t kHostRegisterPortable = 1;
     AllocationHandle handle, unsigned long long flags)                                             \
   X(mem_unmap, "cuMemUnmap", DeviceAddress address, size_t bytes)                                  \
   X(mem_set_access, "cuMemSetAccess", DeviceAddress address, size_t bytes,                         \
-    const AccessDesc* descs, size_t desc_count)
+    const AccessDesc* descs, size_t desc_count)                                                    \
+  X(copy_batch_12, "cuMemcpyBatchAsync", DeviceAddress* targets, DeviceAddress* sources,           \
+    size_t* sizes, size_t count, MemcpyAttributes* attributes, size_t* attribute_starts,           \
+    size_t attribute_count, size_t* failed_idx, Stream stream)                                     \
+  X(copy_batch, "cuMemcpyBatchAsync_v2", DeviceAddress* targets, DeviceAddress* sources,           \
+    size_t* sizes, size_t count, MemcpyAttributes* attributes, size_t* attribute_starts,           \
+    size_t attribute_count, Stream stream)
 
 struct Functions {
 #define KVTIER_DECLARE(member, symbol, ...) CudaResult (*member)(__VA_ARGS__) = nullptr;

@@ -4,6 +4,7 @@
 #include "tiers/cuda/driver_abi.h"
 
 #include <cuda.h>
+#include <cudaTypedefs.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -70,6 +71,17 @@ KVTIER_SAME_FUNCTION(address_free, cuMemAddressFree);
 KVTIER_SAME_FUNCTION(mem_map, cuMemMap);
 KVTIER_SAME_FUNCTION(mem_unmap, cuMemUnmap);
 KVTIER_SAME_FUNCTION(mem_set_access, cuMemSetAccess);
+#if CUDA_VERSION >= 13000
+KVTIER_SAME_FUNCTION(copy_batch, cuMemcpyBatchAsync);
+static_assert(
+    SameCall<decltype(cuda_abi::Functions::copy_batch_12), PFN_cuMemcpyBatchAsync_v12080>::value);
+static_assert(sizeof(cuda_abi::MemcpyAttributes) == sizeof(CUmemcpyAttributes));
+static_assert(offsetof(cuda_abi::MemcpyAttributes, source_hint) ==
+              offsetof(CUmemcpyAttributes, srcLocHint));
+static_assert(offsetof(cuda_abi::MemcpyAttributes, target_hint) ==
+              offsetof(CUmemcpyAttributes, dstLocHint));
+static_assert(offsetof(cuda_abi::MemcpyAttributes, flags) == offsetof(CUmemcpyAttributes, flags));
+#endif
 
 static_assert(sizeof(cuda_abi::Uuid) == sizeof(CUuuid));
 static_assert(sizeof(cuda_abi::MemLocation) == sizeof(CUmemLocation));
@@ -99,6 +111,11 @@ TEST(DriverAbiTest, ConstantsAreThoseOfCudaH) {
   EXPECT_EQ(cuda_abi::kStreamNonBlocking, CU_STREAM_NON_BLOCKING);
   EXPECT_EQ(cuda_abi::kEventDisableTiming, CU_EVENT_DISABLE_TIMING);
   EXPECT_EQ(cuda_abi::kHostRegisterPortable, CU_MEMHOSTREGISTER_PORTABLE);
+#if CUDA_VERSION >= 13000
+  EXPECT_EQ(cuda_abi::MemcpyAttributes().source_access_order, CU_MEMCPY_SRC_ACCESS_ORDER_STREAM);
+  EXPECT_EQ(cuda_abi::MemcpyAttributes().source_hint.type, CU_MEM_LOCATION_TYPE_INVALID);
+  EXPECT_EQ(cuda_abi::MemcpyAttributes().flags, CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE);
+#endif
 }
 
 TEST(DriverAbiTest, ResultsAreThoseOfCudaH) {
@@ -152,13 +169,25 @@ TEST(DriverAbiTest, SymbolsAreThoseOfCudaH) {
   const auto count = [&](const std::string& symbol) {
     return std::count(std::begin(looked_up), std::end(looked_up), symbol);
   };
-  for (const char* const symbol :
-       {KVTIER_TEXT(cuDeviceTotalMem), KVTIER_TEXT(cuDeviceGetUuid),
-        KVTIER_TEXT(cuDevicePrimaryCtxRelease), KVTIER_TEXT(cuCtxPushCurrent),
-        KVTIER_TEXT(cuCtxPopCurrent), KVTIER_TEXT(cuStreamDestroy), KVTIER_TEXT(cuEventDestroy),
-        KVTIER_TEXT(cuMemcpyHtoDAsync), KVTIER_TEXT(cuMemcpyDtoHAsync),
-        KVTIER_TEXT(cuMemHostRegister), KVTIER_TEXT(cuStreamCreateWithPriority),
-        KVTIER_TEXT(cuMemsetD8Async), KVTIER_TEXT(cuEventRecord), KVTIER_TEXT(cuMemCreate)}) {
+  for (const char* const symbol : {
+           KVTIER_TEXT(cuDeviceTotalMem),
+           KVTIER_TEXT(cuDeviceGetUuid),
+           KVTIER_TEXT(cuDevicePrimaryCtxRelease),
+           KVTIER_TEXT(cuCtxPushCurrent),
+           KVTIER_TEXT(cuCtxPopCurrent),
+           KVTIER_TEXT(cuStreamDestroy),
+           KVTIER_TEXT(cuEventDestroy),
+           KVTIER_TEXT(cuMemcpyHtoDAsync),
+           KVTIER_TEXT(cuMemcpyDtoHAsync),
+           KVTIER_TEXT(cuMemHostRegister),
+           KVTIER_TEXT(cuStreamCreateWithPriority),
+           KVTIER_TEXT(cuMemsetD8Async),
+           KVTIER_TEXT(cuEventRecord),
+           KVTIER_TEXT(cuMemCreate),
+#if CUDA_VERSION >= 13000
+           KVTIER_TEXT(cuMemcpyBatchAsync),
+#endif
+       }) {
     EXPECT_EQ(count(symbol), 1) << symbol;
   }
 }

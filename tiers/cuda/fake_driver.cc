@@ -64,11 +64,18 @@ class FakeCudaDevice final : public CudaDevice {
   absl::Status CopyToDevice(CudaAddress target, std::span<const std::byte> source,
                             CudaStream stream) override {
     // Only read from.
-    return driver_.Copy(const_cast<std::byte*>(source.data()), target, source.size(), true, stream);
+    const std::span<std::byte> host(const_cast<std::byte*>(source.data()), source.size());
+    return driver_.CopyAll({{{.address = target, .host = host}}}, true, stream);
   }
   absl::Status CopyToHost(std::span<std::byte> target, CudaAddress source,
                           CudaStream stream) override {
-    return driver_.Copy(target.data(), source, target.size(), false, stream);
+    return driver_.CopyAll({{{.address = source, .host = target}}}, false, stream);
+  }
+  absl::Status CopyAllToDevice(std::span<const CudaHostCopy> copies, CudaStream stream) override {
+    return driver_.CopyAll(copies, true, stream);
+  }
+  absl::Status CopyAllToHost(std::span<const CudaHostCopy> copies, CudaStream stream) override {
+    return driver_.CopyAll(copies, false, stream);
   }
   absl::Status Zero(CudaAddress target, uint64_t bytes, CudaStream stream) override {
     return driver_.Zero(target, bytes, stream);
@@ -408,11 +415,22 @@ absl::Status FakeCudaDriver::DestroyEvent(CudaEvent event) {
   return absl::OkStatus();
 }
 
-absl::Status FakeCudaDriver::Copy(std::byte* host, CudaAddress device, uint64_t bytes,
-                                  bool to_device, CudaStream stream) {
+absl::Status FakeCudaDriver::CopyAll(std::span<const CudaHostCopy> copies, bool to_device,
+                                     CudaStream stream) {
   absl::MutexLock lock(&mutex_);
   KVT_RETURN_IF_ERROR(Enter(Call::kCopy, "copy"));
-  KVT_ASSIGN_OR_RETURN(std::byte* const shadow, Shadow(device, bytes));
+  if (copies.size() > 1) ++batch_count_;
+  for (const CudaHostCopy& copy : copies) {
+    KVT_RETURN_IF_ERROR(EnqueueCopy(copy, to_device, stream));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FakeCudaDriver::EnqueueCopy(const CudaHostCopy& copy, bool to_device,
+                                         CudaStream stream) {
+  const size_t bytes = copy.host.size();
+  std::byte* const host = copy.host.data();
+  KVT_ASSIGN_OR_RETURN(std::byte* const shadow, Shadow(copy.address, bytes));
   if (!IsRegistered(host, bytes)) ++unpinned_copy_count_;
   const bool corrupt = corrupt_copy_count_ > 0;
   if (corrupt) --corrupt_copy_count_;
@@ -422,6 +440,11 @@ absl::Status FakeCudaDriver::Copy(std::byte* host, CudaAddress device, uint64_t 
     if (corrupt) target[bytes / 2] ^= std::byte{1};
     return true;
   });
+}
+
+size_t FakeCudaDriver::batch_count() const {
+  absl::MutexLock lock(&mutex_);
+  return batch_count_;
 }
 
 absl::Status FakeCudaDriver::Zero(CudaAddress target, uint64_t bytes, CudaStream stream) {

@@ -94,6 +94,8 @@ class FakeCudaDriver final : public CudaDriver {
     friend bool operator==(const Counts&, const Counts&) = default;
   };
   Counts counts() const;
+  // Calls so far that copied more than one range.
+  size_t batch_count() const;
 
  private:
   friend class FakeCudaDevice;
@@ -163,8 +165,9 @@ class FakeCudaDriver final : public CudaDriver {
   absl::Status DestroyStream(CudaStream stream);
   absl::StatusOr<CudaEvent> CreateEvent();
   absl::Status DestroyEvent(CudaEvent event);
-  absl::Status Copy(std::byte* host, CudaAddress device, uint64_t bytes, bool to_device,
-                    CudaStream stream);
+  absl::Status CopyAll(std::span<const CudaHostCopy> copies, bool to_device, CudaStream stream);
+  absl::Status EnqueueCopy(const CudaHostCopy& copy, bool to_device, CudaStream stream)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status Zero(CudaAddress target, uint64_t bytes, CudaStream stream);
   absl::Status RecordEvent(CudaEvent event, CudaStream stream);
   absl::Status AwaitEvent(CudaStream stream, CudaEvent event);
@@ -179,6 +182,7 @@ class FakeCudaDriver final : public CudaDriver {
   // Of streams that are yet to be made.
   bool is_holding_ ABSL_GUARDED_BY(mutex_) = false;
   size_t unpinned_copy_count_ ABSL_GUARDED_BY(mutex_) = 0;
+  size_t batch_count_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t next_ ABSL_GUARDED_BY(mutex_) = 1;
   std::map<CudaAllocation, Allocation> allocations_ ABSL_GUARDED_BY(mutex_);
   std::map<CudaAddress, AddressRange> ranges_ ABSL_GUARDED_BY(mutex_);

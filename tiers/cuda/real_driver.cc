@@ -3,6 +3,7 @@
 
 #include <dlfcn.h>
 
+#include <atomic>
 #include <cstring>
 #include <utility>
 
@@ -188,6 +189,12 @@ class RealDevice final : public CudaDevice {
     return Call("cuMemcpyDtoHAsync", cuda_.copy_to_host, static_cast<void*>(target.data()), source,
                 target.size(), Raw(stream));
   }
+  absl::Status CopyAllToDevice(std::span<const CudaHostCopy> copies, CudaStream stream) override {
+    return CopyAll(copies, true, stream);
+  }
+  absl::Status CopyAllToHost(std::span<const CudaHostCopy> copies, CudaStream stream) override {
+    return CopyAll(copies, false, stream);
+  }
   absl::Status Zero(CudaAddress target, uint64_t bytes, CudaStream stream) override {
     return Call("cuMemsetD8Async", cuda_.fill_bytes, target, uint8_t{0}, bytes, Raw(stream));
   }
@@ -207,6 +214,48 @@ class RealDevice final : public CudaDevice {
   }
 
  private:
+  bool CopiesBatches() const {
+    return (cuda_.copy_batch != nullptr || cuda_.copy_batch_12 != nullptr) &&
+           !batches_refused_.load(std::memory_order_relaxed);
+  }
+
+  absl::Status CopyAll(std::span<const CudaHostCopy> copies, bool to_device, CudaStream stream) {
+    if (copies.size() > 1 && CopiesBatches()) {
+      const absl::Status status = CopyBatch(copies, to_device, stream);
+      if (!absl::IsUnimplemented(status)) return status;
+      // The function is there, but this device or a layer in between does not support it.
+      batches_refused_.store(true, std::memory_order_relaxed);
+    }
+    for (const CudaHostCopy& copy : copies) {
+      KVT_RETURN_IF_ERROR(to_device ? CopyToDevice(copy.address, copy.host, stream)
+                                    : CopyToHost(copy.host, copy.address, stream));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status CopyBatch(std::span<const CudaHostCopy> copies, bool to_device, CudaStream stream) {
+    std::vector<cuda_abi::DeviceAddress> device;
+    // Registered memory has one address, for the host and for devices.
+    std::vector<cuda_abi::DeviceAddress> host;
+    std::vector<size_t> sizes;
+    for (const CudaHostCopy& copy : copies) {
+      device.push_back(copy.address);
+      host.push_back(reinterpret_cast<uintptr_t>(copy.host.data()));
+      sizes.push_back(copy.host.size());
+    }
+    cuda_abi::DeviceAddress* const targets = to_device ? device.data() : host.data();
+    cuda_abi::DeviceAddress* const sources = to_device ? host.data() : device.data();
+    cuda_abi::MemcpyAttributes attributes;
+    size_t start = 0;
+    if (cuda_.copy_batch != nullptr) {
+      return Call("cuMemcpyBatchAsync", cuda_.copy_batch, targets, sources, sizes.data(),
+                  sizes.size(), &attributes, &start, size_t{1}, Raw(stream));
+    }
+    size_t failed_idx = 0;
+    return Call("cuMemcpyBatchAsync", cuda_.copy_batch_12, targets, sources, sizes.data(),
+                sizes.size(), &attributes, &start, size_t{1}, &failed_idx, Raw(stream));
+  }
+
   cuda_abi::AllocationProp Prop() const { return {.location = {.id = info_.ordinal}}; }
 
   template <typename... Parameters, typename... Arguments>
@@ -220,6 +269,7 @@ class RealDevice final : public CudaDevice {
   const Functions& cuda_;
   const CudaDeviceInfo info_;
   const cuda_abi::Context context_;
+  std::atomic<bool> batches_refused_ = false;
 };
 
 class RealDriver final : public CudaDriver {

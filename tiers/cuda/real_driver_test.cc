@@ -31,13 +31,16 @@ TEST(RealDriverTest, NamesTheFunctionThatALibraryLacks) {
       << driver.status();
 }
 
-// The calls themselves, on the stand-in of the driver's library.
+// What a function that the stand-in of the driver's library has for tests answers.
+int AskStandIn(const char* library_path, const char* function) {
+  void* const library = dlopen(library_path, RTLD_NOW | RTLD_LOCAL);
+  return reinterpret_cast<int (*)()>(dlsym(library, function))();
+}
+
+// The calls themselves, on that stand-in.
 class StandInDriverTest : public testing::Test {
  protected:
-  static int Ask(const char* function) {
-    void* const library = dlopen(KVTIER_STAND_IN_PATH, RTLD_NOW | RTLD_LOCAL);
-    return reinterpret_cast<int (*)()>(dlsym(library, function))();
-  }
+  static int Ask(const char* function) { return AskStandIn(KVTIER_STAND_IN_PATH, function); }
 };
 
 TEST_F(StandInDriverTest, DescribesTheDevice) {
@@ -88,6 +91,44 @@ TEST_F(StandInDriverTest, SharesMemoryAndCopiesThroughIt) {
   device.reset();
   EXPECT_EQ(Ask("StandInRetainCount"), 0);
   EXPECT_EQ(Ask("StandInContextDepth"), 0) << "the caller's context was changed";
+}
+
+// Two ranges to the device and back. Returns how many calls copied more than one range.
+int CopyTwoRanges(const char* library_path) {
+  const auto driver = OpenCudaDriver(library_path).value();
+  const auto device = driver->OpenDevice(0).value();
+  const auto memory = CudaMemory::Allocate(device.get(), device->Granularity().value()).value();
+  const auto pages = PinnedPages::Create(device.get(), 4 * 4096).value();
+  const auto stream = OwnedStream::Create(device.get(), CudaDevice::Priority::kHigh).value();
+  const auto event = OwnedEvent::Create(device.get()).value();
+  const auto page = [&](size_t i) { return pages.bytes().subspan(i * 4096, 4096); };
+  std::ranges::fill(page(0), std::byte{7});
+  std::ranges::fill(page(1), std::byte{8});
+  const CudaHostCopy in[] = {{.address = memory->address(), .host = page(0)},
+                             {.address = memory->address() + 8192, .host = page(1)}};
+  EXPECT_EQ(device->CopyAllToDevice(in, stream.get()), absl::OkStatus());
+  const CudaHostCopy out[] = {{.address = memory->address(), .host = page(2)},
+                              {.address = memory->address() + 8192, .host = page(3)}};
+  EXPECT_EQ(device->CopyAllToHost(out, stream.get()), absl::OkStatus());
+  EXPECT_TRUE(device->RecordEvent(event.get(), stream.get()).ok());
+  EXPECT_EQ(AwaitDone(*device, event.get(), absl::Seconds(10)), absl::OkStatus());
+  EXPECT_TRUE(std::ranges::equal(page(0), page(2)));
+  EXPECT_TRUE(std::ranges::equal(page(1), page(3)));
+  return AskStandIn(library_path, "StandInBatchCount");
+}
+
+TEST(RealDriverTest, CopiesInBatchesWhereTheDriverCan) {
+  const int before = AskStandIn(KVTIER_STAND_IN_PATH, "StandInBatchCount");
+  EXPECT_EQ(CopyTwoRanges(KVTIER_STAND_IN_PATH), before + 2);
+  // Of CUDA 12.8, with the older function alone, and of CUDA 12.7.
+  EXPECT_EQ(CopyTwoRanges(KVTIER_STAND_IN_12080_PATH), 2);
+  EXPECT_EQ(CopyTwoRanges(KVTIER_STAND_IN_12070_PATH), 0);
+}
+
+TEST(RealDriverTest, CopiesOneByOneWhereBatchesAreRefused) {
+  const int before = AskStandIn(KVTIER_STAND_IN_PATH, "StandInBatchCount");
+  AskStandIn(KVTIER_STAND_IN_PATH, "StandInRefuseBatches");
+  EXPECT_EQ(CopyTwoRanges(KVTIER_STAND_IN_PATH), before);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 // A shared library with the symbols of libcuda.so.1 that real_driver.cc looks up, over the fake
 // card: it runs that file's calls where there is no GPU, and is as strict as a driver about flags,
 // structures and the current context.
+// Compiled with KVTIER_STAND_IN_VERSION: the driver's version, which decides what functions it has.
 //   KVTIER_STAND_IN_QUERIES=n   after n queries of events, every call fails like one on a GPU with
 //                               an uncorrectable memory error
 #include <atomic>
@@ -84,6 +85,32 @@ CudaEvent EventOf(driver::Event event) {
   return static_cast<CudaEvent>(reinterpret_cast<uintptr_t>(event));
 }
 
+#if KVTIER_STAND_IN_VERSION >= 12080
+bool g_batches_are_supported = true;
+
+// Of one direction; which addresses are the host's is for the card to tell.
+CudaResult CopyBatch(const driver::DeviceAddress* targets, const driver::DeviceAddress* sources,
+                     std::span<const size_t> sizes,
+                     std::span<const driver::MemcpyAttributes> attributes,
+                     const size_t* attribute_starts, driver::Stream stream) {
+  if (!g_batches_are_supported) return CudaResult::kNotSupported;
+  if (attributes.size() != 1 || attribute_starts[0] != 0 || stream == nullptr ||
+      attributes[0].source_access_order != 1 || attributes[0].flags > 1) {
+    return CudaResult::kInvalidValue;
+  }
+  std::vector<kvtier::CudaHostCopy> copies;
+  const bool to_device = !Card().DeviceBytes(targets[0], 1).empty();
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    auto* const host = reinterpret_cast<std::byte*>(to_device ? sources[i] : targets[i]);
+    copies.push_back({.address = to_device ? targets[i] : sources[i], .host = {host, sizes[i]}});
+  }
+  return InContext([&](CudaDevice& gpu) {
+    return to_device ? gpu.CopyAllToDevice(copies, StreamOf(stream))
+                     : gpu.CopyAllToHost(copies, StreamOf(stream));
+  });
+}
+#endif
+
 }  // namespace
 
 extern "C" {
@@ -91,12 +118,20 @@ extern "C" {
 // For tests: contexts that this thread has left current, and times the primary one is retained.
 int StandInContextDepth() { return static_cast<int>(g_contexts.size()); }
 int StandInRetainCount() { return g_retain_count; }
+// For tests: copies in batches that came so far; and batches are supported no more.
+int StandInBatchCount() { return static_cast<int>(Card().batch_count()); }
+#if KVTIER_STAND_IN_VERSION >= 12080
+int StandInRefuseBatches() {
+  g_batches_are_supported = false;
+  return 0;
+}
+#endif
 
 CudaResult cuInit(uint32_t flags) {
   return flags == 0 ? CudaResult::kSuccess : CudaResult::kInvalidValue;
 }
 CudaResult cuDriverGetVersion(int32_t* version) {
-  *version = 13000;
+  *version = KVTIER_STAND_IN_VERSION;
   return CudaResult::kSuccess;
 }
 CudaResult cuGetErrorName(CudaResult result, const char** name) {
@@ -201,6 +236,24 @@ CudaResult cuMemcpyDtoHAsync_v2(void* target, driver::DeviceAddress source, size
   const std::span<std::byte> host(static_cast<std::byte*>(target), bytes);
   return InContext([&](CudaDevice& gpu) { return gpu.CopyToHost(host, source, StreamOf(stream)); });
 }
+#if KVTIER_STAND_IN_VERSION >= 12080
+CudaResult cuMemcpyBatchAsync(driver::DeviceAddress* targets, driver::DeviceAddress* sources,
+                              size_t* sizes, size_t count, driver::MemcpyAttributes* attributes,
+                              size_t* attribute_starts, size_t attribute_count,
+                              size_t* /*failed_idx*/, driver::Stream stream) {
+  return CopyBatch(targets, sources, {sizes, count}, {attributes, attribute_count},
+                   attribute_starts, stream);
+}
+#endif
+#if KVTIER_STAND_IN_VERSION >= 13000
+CudaResult cuMemcpyBatchAsync_v2(driver::DeviceAddress* targets, driver::DeviceAddress* sources,
+                                 size_t* sizes, size_t count, driver::MemcpyAttributes* attributes,
+                                 size_t* attribute_starts, size_t attribute_count,
+                                 driver::Stream stream) {
+  return CopyBatch(targets, sources, {sizes, count}, {attributes, attribute_count},
+                   attribute_starts, stream);
+}
+#endif
 CudaResult cuMemsetD8Async(driver::DeviceAddress target, uint8_t value, size_t bytes,
                            driver::Stream stream) {
   if (value != 0) return CudaResult::kInvalidValue;
