@@ -196,6 +196,12 @@ TEST_F(ClientFaultsTest, ConnectTellsWhyItIsRefused) {
     answer.reply.status = HandleStatus::kVersionMismatch;
   };
   EXPECT_EQ(Client::Connect(Options()).status().code(), absl::StatusCode::kFailedPrecondition);
+  // Other versions may have replies of other sizes.
+  daemon_->hooks.handle = [](const HandleRequest&, HandleAnswer& answer) {
+    answer.reply.version = kHandleWireVersion - 1;
+    answer.reply_bytes = 40;
+  };
+  EXPECT_EQ(Client::Connect(Options()).status().code(), absl::StatusCode::kFailedPrecondition);
   ClientOptions options = Options();
   options.reconnect_timeout_ms = 50;
   daemon_->hooks.handle = [](const HandleRequest&, HandleAnswer& answer) {

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstddef>
 #include <cstring>
 #include <utility>
 #include <vector>
@@ -176,11 +177,16 @@ absl::StatusOr<UniqueFd> HandleConnection::Receive(HandleReply& reply) {
   }
   std::vector<UniqueFd> fds = DescriptorsOf(message);
   if (received == 0) return Unavailable("the daemon closed the handle socket");
+  // Before the size, which other versions may have changed.
+  if (received >= static_cast<ssize_t>(offsetof(HandleReply, version) + sizeof(reply.version)) &&
+      reply.version != kHandleWireVersion) {
+    return StatusOfReply(HandleStatus::kVersionMismatch);
+  }
   if (received != sizeof(reply) || (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0) {
-    return Internal("the daemon sent a handle reply of %d bytes; %d were due", received,
+    return Internal("the daemon sent a handle reply %s than the %d bytes of this version",
+                    received < static_cast<ssize_t>(sizeof(reply)) ? "shorter" : "longer",
                     sizeof(reply));
   }
-  if (reply.version != kHandleWireVersion) return StatusOfReply(HandleStatus::kVersionMismatch);
   if (fds.size() > 1) return Internal("the daemon sent %d descriptors at once", fds.size());
   return fds.empty() ? UniqueFd() : std::move(fds.front());
 }
