@@ -63,6 +63,10 @@ class Kvtierd:
             if ready.readline() != "READY\n":
                 raise RuntimeError(f"kvtierd did not start:\n{self.log_tail()}")
 
+    @property
+    def pid(self):
+        return self._process.pid
+
     def kill(self):
         """SIGKILL, wherever it is."""
         if self._process is not None:
