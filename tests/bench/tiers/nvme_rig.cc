@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/bench/tiers/nvme_rig.h"
+
+#include <cstring>
+#include <random>
+#include <utility>
+
+#include "proto/base/crc32c.h"
+#include "tests/bench/tiers/meter.h"
+
+namespace kvtier::bench {
+namespace {
+
+constexpr uint64_t kHostSegmentBytes = 64ULL << 20;
+
+NvmeIoEngine EngineOf(const std::string& name) {
+  if (name == "io_uring") return NvmeIoEngine::kIoUring;
+  return name == "pread" ? NvmeIoEngine::kPread : NvmeIoEngine::kAuto;
+}
+
+// SplitMix64: as evenly spread as the digests that it stands for.
+Key KeyOf(uint64_t block) {
+  Key key;
+  uint64_t state = block;
+  for (size_t i = 0; i < Digest::kBytes; i += sizeof(uint64_t)) {
+    state += 0x9E3779B97F4A7C15ULL;
+    uint64_t word = state;
+    word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9ULL;
+    word = (word ^ (word >> 27)) * 0x94D049BB133111EBULL;
+    word ^= word >> 31;
+    std::memcpy(key.bytes.data() + i, &word, sizeof(word));
+  }
+  return key;
+}
+
+}  // namespace
+
+NvmeRig::NvmeRig(const RigOptions& options) : options_(options) {
+  const uint64_t slots_bytes = 2ULL * kDepthMax * options.block_bytes;
+  auto nvme = NvmeTier::Create({.dir = options.dir,
+                                .capacity_bytes = options.capacity_bytes,
+                                .segment_bytes = options.segment_bytes,
+                                .io_engine = EngineOf(options.io_engine)});
+  MustBeOk(nvme.status());
+  nvme_ = std::move(nvme).value();
+  MustBeOk(nvme_->Recover([](const BlockMeta&, ReplicaId) {}));
+  auto host = MemoryTier::Create({.id = TierId::kHost,
+                                  .capacity_bytes = slots_bytes + 2 * kHostSegmentBytes,
+                                  .segment_bytes = kHostSegmentBytes});
+  MustBeOk(host.status());
+  host_ = std::move(host).value();
+  std::mt19937_64 random(options.block_bytes);
+  for (int i = 0; i < 2 * kDepthMax; ++i) {
+    const auto replica = host_->Reserve(options.block_bytes, 0);
+    MustBeOk(replica.status());
+    const std::span<std::byte> bytes = host_->Mapped(*replica);
+    for (size_t at = 0; at + sizeof(uint64_t) <= bytes.size(); at += sizeof(uint64_t)) {
+      const uint64_t word = random();
+      std::memcpy(bytes.data() + at, &word, sizeof(word));
+    }
+    const uint32_t crc32c = Crc32c(bytes.first(options.block_bytes));
+    (i < kDepthMax ? sources_ : targets_).push_back({.bytes = bytes, .crc32c = crc32c});
+  }
+  absl::MutexLock lock(&mutex_);
+  for (int i = kDepthMax - 1; i >= 0; --i) free_places_.push_back(i);
+}
+
+NvmeRig::~NvmeRig() {
+  AwaitAll();
+  nvme_.reset();
+  host_.reset();
+}
+
+BlockMeta NvmeRig::MetaOf(uint64_t block) const {
+  BlockMeta meta;
+  meta.key = KeyOf(block);
+  meta.payload_bytes = options_.block_bytes;
+  meta.crc32c = sources_[block % sources_.size()].crc32c;
+  return meta;
+}
+
+int NvmeRig::TakePlace(int depth) {
+  absl::MutexLock lock(&mutex_);
+  const auto has_place = [this, depth]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return kDepthMax - static_cast<int>(free_places_.size()) < depth;
+  };
+  mutex_.Await(absl::Condition(&has_place));
+  const int place = free_places_.back();
+  free_places_.pop_back();
+  return place;
+}
+
+void NvmeRig::GivePlace(int place, const absl::Status& status) {
+  MustBeOk(status);
+  absl::MutexLock lock(&mutex_);
+  free_places_.push_back(place);
+}
+
+void NvmeRig::AwaitAll() {
+  absl::MutexLock lock(&mutex_);
+  const auto is_idle = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return free_places_.size() == static_cast<size_t>(kDepthMax);
+  };
+  mutex_.Await(absl::Condition(&is_idle));
+}
+
+void NvmeRig::StartWrite(uint64_t block, int depth) {
+  const BlockMeta meta = MetaOf(block);
+  const auto replica = nvme_->Reserve(options_.block_bytes, 0);
+  MustBeOk(replica.status());
+  index_[meta.key] = *replica;
+  const int place = TakePlace(depth);
+  nvme_->Write(*replica, meta, sources_[block % sources_.size()].bytes,
+               [this, place](const absl::Status& status) { GivePlace(place, status); });
+}
+
+void NvmeRig::Write(std::span<const uint64_t> blocks, int depth) {
+  for (const uint64_t block : blocks) StartWrite(block, depth);
+  AwaitAll();
+}
+
+void NvmeRig::Read(std::span<const uint64_t> blocks, int depth) {
+  for (const uint64_t block : blocks) {
+    const BlockMeta meta = MetaOf(block);
+    const ReplicaId replica = index_.at(meta.key);
+    const int place = TakePlace(depth);
+    nvme_->Read(replica, meta, targets_[static_cast<size_t>(place)].bytes,
+                [this, place](const absl::Status& status) { GivePlace(place, status); });
+  }
+  AwaitAll();
+}
+
+void NvmeRig::Free(uint64_t block) {
+  const auto it = index_.find(KeyOf(block));
+  nvme_->Free(it->second);
+  index_.erase(it);
+}
+
+}  // namespace kvtier::bench
