@@ -28,6 +28,14 @@ struct MemoryTierConfig {
   double low_watermark = 0.90;
 };
 
+// How host gets its memory; keys of the section host, too.
+struct HostMemoryConfig {
+  // "auto": locked if RLIMIT_MEMLOCK lets it.
+  std::string lock_memory = "auto";
+  // "reserved": from vm.nr_hugepages as long as it lasts.
+  std::string huge_pages = "transparent";
+};
+
 // Where hbm is; keys of the section hbm, too.
 struct HbmDeviceConfig {
   // "cuda": memory of a GPU. "cpu": shared memory that stands in for it.
@@ -56,6 +64,10 @@ struct NvmeConfig {
   double low_watermark = 0.90;
 };
 
+struct PolicyConfig {
+  std::string eviction = "lru";
+};
+
 struct LogConfig {
   std::string level = "info";
   std::string format = "text";
@@ -67,7 +79,9 @@ struct Config {
   HbmDeviceConfig hbm_device;
   MemoryTierConfig hbm{.capacity_bytes = 64ULL << 20, .segment_bytes = 16ULL << 20};
   MemoryTierConfig host{.capacity_bytes = 256ULL << 20, .segment_bytes = 32ULL << 20};
+  HostMemoryConfig host_memory;
   NvmeConfig nvme;
+  PolicyConfig policy;
   LogConfig log;
   // [[tenant]] tables of the file, in order.
   std::vector<TenantConfig> tenants;

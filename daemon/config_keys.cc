@@ -92,6 +92,14 @@ const std::vector<KeySpec>& Keys() {
        "Share of capacity above which blocks are demoted to nvme."},
       {"host.low_watermark", RatioKey{KVTIER_FIELD(host.low_watermark)},
        "Share of capacity at which demotion stops."},
+      {"host.lock_memory",
+       ChoiceKey{KVTIER_FIELD(host_memory.lock_memory), {"auto", "on", "off"}},
+       "Whether host memory is locked, so that it is never swapped out: on refuses to start when "
+       "RLIMIT_MEMLOCK is below the capacity, auto then goes without."},
+      {"host.huge_pages",
+       ChoiceKey{KVTIER_FIELD(host_memory.huge_pages), {"transparent", "reserved"}},
+       "transparent asks the kernel for huge pages where it has some; reserved takes those of "
+       "vm.nr_hugepages as long as they last. Needs host.segment_bytes of whole 2 MiB."},
       {"nvme.enabled", BoolKey{KVTIER_FIELD(nvme.enabled)},
        "Whether there is a cold tier, below server.data_dir."},
       {"nvme.capacity_bytes", BytesKey{KVTIER_FIELD(nvme.capacity_bytes), 16 * kMiB, 1024 * kTiB},
@@ -108,6 +116,9 @@ const std::vector<KeySpec>& Keys() {
        "Share of capacity above which blocks are evicted."},
       {"nvme.low_watermark", RatioKey{KVTIER_FIELD(nvme.low_watermark)},
        "Share of capacity at which eviction stops."},
+      {"policy.eviction", ChoiceKey{KVTIER_FIELD(policy.eviction), {"lru", "hazard"}},
+       "Which blocks leave a full tier: the least recently used, or those that are least likely to "
+       "be used again, learned while serving (docs/policy.md)."},
       {"log.level", ChoiceKey{KVTIER_FIELD(log.level), {"debug", "info", "warning", "error"}},
        "The least severe messages that are written."},
       {"log.format", ChoiceKey{KVTIER_FIELD(log.format), {"text", "json"}},

@@ -87,6 +87,8 @@ ContextStoreService::Unary* ContextStoreService::PauseContext(
   response->set_epoch(service_.epoch);
   auto* call = new WaitingCall(context);  // deletes itself
   const core::TimeMs deadline_ms = DeadlineMs(*context, kDefaultTransferDeadlineMs);
+  const core::Expectation expectation = {.next = NextStepOf(request->next_step()),
+                                         .returns_in_ms = request->expected_resume_ms()};
   auto done = [call, response](absl::StatusOr<core::PauseResult> result) {
     if (result.ok()) {
       response->set_freed_bytes(result->freed_bytes);
@@ -95,8 +97,8 @@ ContextStoreService::Unary* ContextStoreService::PauseContext(
     call->Answer(result.status());
   };
   service_.store->Run([&](core::StoreCore& core, core::TimeMs now_ms, core::Effects* effects) {
-    core.PauseContext(*session, request->namespace_id(), request->context(), deadline_ms, now_ms,
-                      std::move(done), effects);
+    core.PauseContext(*session, request->namespace_id(), request->context(), expectation,
+                      deadline_ms, now_ms, std::move(done), effects);
   });
   return call;
 }

@@ -45,6 +45,12 @@ NvmeIoEngine ParseIoEngine(const std::string& name) {
   return NvmeIoEngine::kAuto;
 }
 
+MemoryTier::LockMemory ParseLockMemory(const std::string& name) {
+  if (name == "on") return MemoryTier::LockMemory::kOn;
+  if (name == "off") return MemoryTier::LockMemory::kOff;
+  return MemoryTier::LockMemory::kAuto;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Config& config,
@@ -114,11 +120,33 @@ absl::Status Daemon::failure() const {
   return failure_;
 }
 
+absl::StatusOr<std::unique_ptr<MemoryTier>> Daemon::OpenHost() {
+  MemoryTier::Options options;
+  options.id = TierId::kHost;
+  options.capacity_bytes = config_.host.capacity_bytes;
+  options.segment_bytes = config_.host.segment_bytes;
+  if (config_.hbm_device.device == "cpu") options.promised_bytes = config_.hbm.capacity_bytes;
+  options.prepare_thread_count = std::clamp(std::thread::hardware_concurrency() / 2, 1U, 4U);
+  options.lock_memory = ParseLockMemory(config_.host_memory.lock_memory);
+  options.reserved_huge_pages = config_.host_memory.huge_pages == "reserved";
+  options.node_idx = NodeOfThisProcess();
+  const uint64_t start_ms = MonotonicMs();
+  options.on_prepared = [start_ms](const MemoryTier::Prepared& prepared) {
+    Log(LogLevel::kInfo, "host memory prepared",
+        {{"ready_bytes", prepared.ready_bytes},
+         {"locked_bytes", prepared.locked_bytes},
+         {"reserved_huge_bytes", prepared.reserved_huge_bytes},
+         {"ms", MonotonicMs() - start_ms}});
+    if (!prepared.shortfall.empty()) {
+      Log(LogLevel::kWarning, "host memory is not as asked for", {{"reason", prepared.shortfall}});
+    }
+  };
+  return MemoryTier::Create(options);
+}
+
 absl::Status Daemon::OpenTiers() {
   KVT_ASSIGN_OR_RETURN(hbm_, OpenHbm());
-  KVT_ASSIGN_OR_RETURN(host_, MemoryTier::Create({.id = TierId::kHost,
-                                                  .capacity_bytes = config_.host.capacity_bytes,
-                                                  .segment_bytes = config_.host.segment_bytes}));
+  KVT_ASSIGN_OR_RETURN(host_, OpenHost());
   if (!config_.nvme.enabled) return absl::OkStatus();
   KVT_RETURN_IF_ERROR(MakeDirectory(config_.server.data_dir));
   NvmeOptions options;
@@ -141,6 +169,7 @@ absl::Status Daemon::OpenStore() {
       {.high = config_.nvme.high_watermark, .low = config_.nvme.low_watermark},
   }};
   KVT_ASSIGN_OR_RETURN(options.core.nvme_admission, policy::ParseAdmission(config_.nvme.admission));
+  KVT_ASSIGN_OR_RETURN(options.eviction, policy::ParseEviction(config_.policy.eviction));
   // Every data stream is a session of its own towards the core.
   options.core.sessions_max = config_.server.sessions_max + kDataStreamsMax;
   options.core.first_id = (RandomNonZero() & kFirstIdMask) | 1;

@@ -67,6 +67,17 @@ absl::StatusOr<TierId> ParseMemoryTier(v1::Tier tier) {
   return Bad(Invalid("tier: %d, must be TIER_HBM or TIER_HOST", static_cast<int>(tier)));
 }
 
+policy::NextStep NextStepOf(v1::NextStep next) {
+  switch (next) {
+    case v1::NEXT_STEP_TOOL:
+      return policy::NextStep::kTool;
+    case v1::NEXT_STEP_USER:
+      return policy::NextStep::kUser;
+    default:  // or a value of a later version
+      return policy::NextStep::kUnknown;
+  }
+}
+
 v1::Tier TierToProto(TierId tier) {
   switch (tier) {
     case TierId::kHbm:

@@ -38,6 +38,7 @@ absl::Status CheckTextBytes(std::string_view text, size_t bytes_max, std::string
 // hbm or host; unspecified is hbm.
 absl::StatusOr<TierId> ParseMemoryTier(v1::Tier tier);
 
+policy::NextStep NextStepOf(v1::NextStep next);
 v1::Tier TierToProto(TierId tier);
 
 // Milliseconds that the call may still take: its own deadline, or else `default_ms`. A little is

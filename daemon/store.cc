@@ -5,6 +5,7 @@
 
 #include "absl/time/time.h"
 #include "policy/policy.h"
+#include "proto/base/status_util.h"
 
 namespace kvtier {
 namespace {
@@ -16,6 +17,7 @@ constexpr core::TimeMs kTickIntervalMs = 5;
 
 absl::StatusOr<std::unique_ptr<Store>> Store::Open(const Options& options, TierSet tiers) {
   std::unique_ptr<Store> store(new Store(options, tiers));
+  KVT_RETURN_IF_ERROR(tiers.host->Recover([](const BlockMeta&, ReplicaId) {}));
   if (tiers.nvme != nullptr) {
     std::vector<ReplicaId> refused;
     absl::Status recovered = tiers.nvme->Recover([&](const BlockMeta& meta, ReplicaId replica) {
@@ -38,7 +40,8 @@ absl::StatusOr<std::unique_ptr<Store>> Store::Open(const Options& options, TierS
 
 Store::Store(const Options& options, TierSet tiers)
     : tiers_(tiers),
-      core_(options.core, tiers.hbm, tiers.host, tiers.nvme, policy::NewLruPolicy()),
+      core_(options.core, tiers.hbm, tiers.host, tiers.nvme,
+            policy::NewEvictionPolicy(options.eviction)),
       movers_(std::make_unique<Movers>(tiers, options.copy_worker_count,
                                        [this](core::JobId job, absl::Status status) {
                                          OnTransferDone(job, std::move(status));

@@ -26,6 +26,7 @@ class Store {
  public:
   struct Options {
     core::CoreOptions core;
+    policy::EvictionKind eviction = policy::EvictionKind::kLru;
     uint32_t copy_worker_count = 2;
   };
 

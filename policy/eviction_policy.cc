@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "policy/hazard_policy.h"
 #include "policy/policy.h"
+#include "proto/base/status_util.h"
 
 namespace kvtier::policy {
 
@@ -9,5 +11,16 @@ void EvictionPolicy::Expect(BlockRef /*block*/, NextStep /*next*/, uint64_t /*no
                             uint64_t /*returns_in_ms*/) {}
 
 void EvictionPolicy::Forget(BlockRef /*block*/, uint64_t /*key*/) {}
+
+absl::StatusOr<EvictionKind> ParseEviction(std::string_view name) {
+  if (name == "lru") return EvictionKind::kLru;
+  if (name == "hazard") return EvictionKind::kHazard;
+  return Invalid("eviction \"%s\" is unknown; use \"lru\" or \"hazard\"", name);
+}
+
+std::unique_ptr<EvictionPolicy> NewEvictionPolicy(EvictionKind kind) {
+  if (kind == EvictionKind::kLru) return NewLruPolicy();
+  return std::make_unique<HazardPolicy>(HazardOptions{});
+}
 
 }  // namespace kvtier::policy

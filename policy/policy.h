@@ -93,6 +93,14 @@ class EvictionPolicy {
 // Leaf-first LRU: blocks of active contexts last, then by last use, then the deepest first.
 std::unique_ptr<EvictionPolicy> NewLruPolicy();
 
+enum class EvictionKind : uint8_t {
+  kLru,
+  // hazard_policy.h.
+  kHazard,
+};
+absl::StatusOr<EvictionKind> ParseEviction(std::string_view name);
+std::unique_ptr<EvictionPolicy> NewEvictionPolicy(EvictionKind kind);
+
 // Which blocks are worth a write to nvme when host memory needs their room.
 enum class Admission : uint8_t {
   // Every block.

@@ -72,6 +72,20 @@ void StoreCore::Impl::SetActive(Context* context, bool active) {
   }
 }
 
+void StoreCore::Impl::Announce(const Context& context, const Expectation& expectation,
+                               TimeMs now_ms) {
+  if (expectation.next == policy::NextStep::kUnknown && expectation.returns_in_ms == 0) return;
+  const bool finished = expectation.next == policy::NextStep::kFinished;
+  for (const EntryIdx idx : context.chain) {
+    const Entry& entry = At(idx);
+    // What another context uses now, or may come back to, is not for this one to give up.
+    if (entry.active_count > 0 || (finished && entry.context_refs > 1)) continue;
+    if (Visible(entry)) {
+      eviction_->Expect(idx, expectation.next, now_ms, expectation.returns_in_ms);
+    }
+  }
+}
+
 absl::StatusOr<uint32_t> StoreCore::Impl::AppendContext(SessionId session, NamespaceIdx ns,
                                                         std::string_view name,
                                                         uint32_t base_block_count,
@@ -110,7 +124,8 @@ uint64_t StoreCore::Impl::HbmBytes(const Context& context) const {
 }
 
 void StoreCore::Impl::PauseContext(SessionId session, NamespaceIdx ns, std::string_view name,
-                                   TimeMs deadline_ms, TimeMs now_ms,
+                                   const Expectation& expectation, TimeMs deadline_ms,
+                                   TimeMs now_ms,
                                    std::function<void(absl::StatusOr<PauseResult>)> done,
                                    Effects* effects) {
   const auto found = FindContext(session, ns, name);
@@ -124,6 +139,7 @@ void StoreCore::Impl::PauseContext(SessionId session, NamespaceIdx ns, std::stri
   StopTicket(context->ticket);
   CancelPause(*context, effects);
   SetActive(context, false);
+  Announce(*context, expectation, now_ms);
   PauseWork pause{.context = {ns, context->name}, .session = session, .deadline_ms = deadline_ms};
   pause.done = std::move(done);
   for (const EntryIdx idx : context->chain) {
@@ -206,6 +222,8 @@ absl::StatusOr<uint64_t> StoreCore::Impl::CloseContext(SessionId session, Namesp
   KVT_ASSIGN_OR_RETURN(Context * context, FindContext(session, ns, name));
   StopTicket(context->ticket);
   CancelPause(*context, effects);
+  SetActive(context, false);
+  Announce(*context, {.next = policy::NextStep::kFinished}, now_ms);
   uint64_t dropped_bytes = 0;
   while (!context->chain.empty()) {
     const EntryIdx idx = context->chain.back();

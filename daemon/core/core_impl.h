@@ -236,6 +236,7 @@ class StoreCore::Impl {
   // Tells policy and counters what changed. After every change of an entry.
   void Refresh(EntryIdx idx);
   void Touch(EntryIdx idx, uint64_t seq, TimeMs now_ms);
+  static uint64_t PolicyKey(const Entry& entry);
   void FreeReplica(EntryIdx idx, size_t tier);
   // Frees every replica, or marks the entry doomed when something still touches it.
   void Drop(EntryIdx idx);
@@ -376,9 +377,11 @@ class StoreCore::Impl {
   void LetGo(Context* context, size_t from);
   void DropRef(EntryIdx idx);
   void SetActive(Context* context, bool active);
-  void PauseContext(SessionId session, NamespaceIdx ns, std::string_view name, TimeMs deadline_ms,
-                    TimeMs now_ms, std::function<void(absl::StatusOr<PauseResult>)> done,
-                    Effects* effects);
+  // Tells the policy what the client said of a context that is not active any more.
+  void Announce(const Context& context, const Expectation& expectation, TimeMs now_ms);
+  void PauseContext(SessionId session, NamespaceIdx ns, std::string_view name,
+                    const Expectation& expectation, TimeMs deadline_ms, TimeMs now_ms,
+                    std::function<void(absl::StatusOr<PauseResult>)> done, Effects* effects);
   void CancelPause(const Context& context, Effects* effects);
   void FinishPauses(Effects* effects);
   void AnswerPause(PauseWork* pause, Effects* effects);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Entries: where each block is, what it hangs on, and what policy and counters know of it.
+#include <cstring>
+
 #include "daemon/core/core_impl.h"
 #include "proto/base/check.h"
 
@@ -161,6 +163,7 @@ void StoreCore::Impl::SetReplica(EntryIdx idx, size_t tier, ReplicaId replica) {
   if (!counted_before && new_tier != kNowhere) ++counters_.block_count;
   CountInParent(entry.parent, old_tier, new_tier);
   Refresh(idx);
+  if (FastestTier(entry) == kNowhere) eviction_->Forget(idx, PolicyKey(entry));
 }
 
 void StoreCore::Impl::Refresh(EntryIdx idx) {
@@ -195,6 +198,17 @@ void StoreCore::Impl::Touch(EntryIdx idx, uint64_t seq, TimeMs now_ms) {
   entry.last_use_seq = seq;
   entry.last_use_ms = now_ms;
   ++entry.use_count;
+  eviction_->Use({.block = idx,
+                  .parent = entry.parent == kNoEntry ? policy::kNoParent : entry.parent,
+                  .key = PolicyKey(entry),
+                  .now_ms = now_ms});
+}
+
+// Keys are hashes that cover the namespace: any 64 bits of one name the block.
+uint64_t StoreCore::Impl::PolicyKey(const Entry& entry) {
+  uint64_t word = 0;
+  std::memcpy(&word, entry.key.AsBytes().data(), sizeof(word));
+  return word;
 }
 
 void StoreCore::Impl::FreeReplica(EntryIdx idx, size_t tier) {

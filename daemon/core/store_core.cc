@@ -116,10 +116,11 @@ absl::StatusOr<uint32_t> StoreCore::AppendContext(SessionId session, NamespaceId
 }
 
 void StoreCore::PauseContext(SessionId session, NamespaceIdx ns, std::string_view name,
-                             TimeMs deadline_ms, TimeMs now_ms,
+                             const Expectation& expectation, TimeMs deadline_ms, TimeMs now_ms,
                              std::function<void(absl::StatusOr<PauseResult>)> done,
                              Effects* effects) {
-  impl_->PauseContext(session, ns, name, deadline_ms, now_ms, std::move(done), effects);
+  impl_->PauseContext(session, ns, name, expectation, deadline_ms, now_ms, std::move(done),
+                      effects);
 }
 
 absl::StatusOr<TicketState> StoreCore::ResumeContext(SessionId session, NamespaceIdx ns,

@@ -107,6 +107,13 @@ struct TicketState {
   bool done = false;
 };
 
+// What the client says of a context that it leaves.
+struct Expectation {
+  policy::NextStep next = policy::NextStep::kUnknown;
+  // When it comes back, from now; 0: it does not say.
+  uint64_t returns_in_ms = 0;
+};
+
 struct PauseResult {
   uint64_t freed_bytes = 0;
   uint64_t resident_bytes = 0;
@@ -243,9 +250,9 @@ class StoreCore {
   absl::StatusOr<uint32_t> AppendContext(SessionId session, NamespaceIdx ns, std::string_view name,
                                          uint32_t base_block_count, std::span<const Key> keys,
                                          TimeMs now_ms, Effects* effects);
-  void PauseContext(SessionId session, NamespaceIdx ns, std::string_view name, TimeMs deadline_ms,
-                    TimeMs now_ms, std::function<void(absl::StatusOr<PauseResult>)> done,
-                    Effects* effects);
+  void PauseContext(SessionId session, NamespaceIdx ns, std::string_view name,
+                    const Expectation& expectation, TimeMs deadline_ms, TimeMs now_ms,
+                    std::function<void(absl::StatusOr<PauseResult>)> done, Effects* effects);
   absl::StatusOr<TicketState> ResumeContext(SessionId session, NamespaceIdx ns,
                                             std::string_view name, TimeMs now_ms, Effects* effects);
   absl::StatusOr<uint32_t> ForkContext(SessionId session, NamespaceIdx ns, std::string_view parent,

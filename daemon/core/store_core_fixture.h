@@ -20,14 +20,15 @@ inline constexpr TimeMs kNever = 1'000'000;
 // Drives a core by hand: transfers wait in `transfers` until CompleteAll or Complete.
 class StoreCoreTest : public ::testing::Test {
  protected:
-  void Start(uint64_t hbm_slots, uint64_t host_slots, uint64_t nvme_slots) {
+  void Start(uint64_t hbm_slots, uint64_t host_slots, uint64_t nvme_slots,
+             policy::EvictionKind eviction = policy::EvictionKind::kLru) {
     hbm_ = std::make_unique<FakeSlots>(hbm_slots);
     host_ = std::make_unique<FakeSlots>(host_slots);
     nvme_ = std::make_unique<FakeSlots>(nvme_slots);
     CoreOptions options;
     options.watermarks.fill({.high = 1.0, .low = 1.0});
     core_ = std::make_unique<StoreCore>(options, hbm_.get(), host_.get(), nvme_.get(),
-                                        policy::NewLruPolicy());
+                                        policy::NewEvictionPolicy(eviction));
     session_ = *core_->OpenSession(7, now_);
     ns_ = *core_->OpenNamespace(session_, Spec());
   }
@@ -121,10 +122,11 @@ class StoreCoreTest : public ::testing::Test {
     return core_->Lookup(session_, ns_, keys)->residency;
   }
 
-  std::optional<PauseResult> Pause(std::string_view name, TimeMs deadline = kNever) {
+  std::optional<PauseResult> Pause(std::string_view name, TimeMs deadline = kNever,
+                                   const Expectation& expectation = {}) {
     paused_.reset();
     core_->PauseContext(
-        session_, ns_, name, deadline, now_,
+        session_, ns_, name, expectation, deadline, now_,
         [&](absl::StatusOr<PauseResult> result) {
           if (result.ok()) paused_ = *result;
         },

@@ -18,7 +18,7 @@ TEST_F(StoreCoreTest, LosingHbmIsAMissThereAndNothingElsewhere) {
   Put(on_host);
   (void)core_->CreateContext(session_, ns_, "agent", now_);
   (void)core_->AppendContext(session_, ns_, "agent", 0, on_host, now_, &effects_);
-  core_->PauseContext(session_, ns_, "agent", kNever, now_, [](const auto&) {}, &effects_);
+  core_->PauseContext(session_, ns_, "agent", {}, kNever, now_, [](const auto&) {}, &effects_);
   Settle();
   CompleteAll();
   ASSERT_EQ(Lookup(on_host), std::vector<uint8_t>{kResidentHost});
@@ -89,7 +89,7 @@ TEST_F(StoreCoreTest, WhatArrivesOnALostTierIsNotThere) {
   CompleteAll();
   (void)core_->CreateContext(session_, ns_, "agent", now_);
   (void)core_->AppendContext(session_, ns_, "agent", 0, keys, now_, &effects_);
-  core_->PauseContext(session_, ns_, "agent", kNever, now_, [](const auto&) {}, &effects_);
+  core_->PauseContext(session_, ns_, "agent", {}, kNever, now_, [](const auto&) {}, &effects_);
   Settle();
   CompleteAll();
   ASSERT_EQ(Lookup(keys), std::vector<uint8_t>{kResidentHost | kResidentNvme});
