@@ -113,6 +113,7 @@ void AdminService::FillTier(TierId id, const core::TierCounters& counters,
   stats->set_corrupt_block_count(counters.corrupt_block_count);
   stats->set_degraded(tier->Health().degraded);
   if (id == TierId::kNvme) stats->set_physical_bytes(usage.physical_bytes);
+  stats->set_ready_bytes(usage.ready_bytes);
 }
 
 AdminService::Unary* AdminService::GetTiers(Context* context, const v1::GetTiersRequest*,

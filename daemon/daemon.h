@@ -57,6 +57,7 @@ class Daemon {
 
   absl::Status OpenTiers();
   absl::StatusOr<std::unique_ptr<MappedTier>> OpenHbm();
+  absl::StatusOr<std::unique_ptr<MemoryTier>> OpenHost();
   void OnHbmLost(const absl::Status& reason) ABSL_LOCKS_EXCLUDED(failure_mutex_);
   absl::Status OpenStore();
   // Says what of the disk an operator should look at.

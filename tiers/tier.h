@@ -52,6 +52,9 @@ struct TierUsage {
   uint64_t used_bytes = 0;
   // nvme: bytes the files occupy on the file system; memory tiers: bytes of segments allocated.
   uint64_t physical_bytes = 0;
+  // Memory tiers that prepare their memory: of physical_bytes, what is touched (and locked, if that
+  // was asked for).
+  uint64_t ready_bytes = 0;
 };
 
 struct TierHealth {

@@ -101,6 +101,7 @@ Json TiersJson(const v1::GetTiersResponse& response) {
                      {"pinned_bytes", tier.pinned_bytes()},
                      {"quarantined_bytes", tier.quarantined_bytes()},
                      {"physical_bytes", tier.physical_bytes()},
+                     {"ready_bytes", tier.ready_bytes()},
                      {"block_count", tier.block_count()},
                      {"hit_block_count", tier.hit_block_count()},
                      {"evicted_block_count", tier.evicted_block_count()},

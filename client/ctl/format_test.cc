@@ -122,7 +122,7 @@ TEST(FormatTest, TiersJson) {
       TiersJson(Tiers()).dump(),
       R"({"epoch":"0000000000000001","tiers":[{"tier":"hbm","capacity_bytes":67108864,)"
       R"("used_bytes":16777216,"pinned_bytes":0,"quarantined_bytes":0,"physical_bytes":0,)"
-      R"("block_count":4096,"hit_block_count":10,"evicted_block_count":0,)"
+      R"("ready_bytes":0,"block_count":4096,"hit_block_count":10,"evicted_block_count":0,)"
       R"("corrupt_block_count":0,"degraded":false}],"links":[{"source":"hbm","target":"host",)"
       R"("moved_bytes":1536,"moved_block_count":1,"failed_block_count":0,"inflight_count":0}],)"
       R"("store":{"lookup_block_count":20,"lookup_hit_block_count":10,)"

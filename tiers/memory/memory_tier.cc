@@ -2,68 +2,26 @@
 #include "tiers/memory/memory_tier.h"
 
 #include <fcntl.h>
-#include <linux/falloc.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
 #include <string>
 #include <utility>
 
-#include "proto/base/check.h"
 #include "proto/base/crc32c.h"
 #include "proto/base/status_util.h"
 #include "tiers/memory/memory_limit.h"
 
 namespace kvtier {
 
-struct MemoryTier::Segment {
-  int fd = -1;
-  std::byte* base = nullptr;
-  uint64_t bytes = 0;
-  OwnerIdx owner = 0;
+namespace {
 
-  Segment() = default;
-  Segment(const Segment&) = delete;
-  Segment& operator=(const Segment&) = delete;
-  ~Segment() {
-    if (base != nullptr) munmap(base, bytes);
-    if (fd < 0) return;
-    // Clients may still map this segment: without its pages a stale mapping holds no memory.
-    fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, static_cast<off_t>(bytes));
-    close(fd);
-  }
-
-  static absl::StatusOr<std::unique_ptr<Segment>> Create(const std::string& name, uint64_t bytes,
-                                                         OwnerIdx owner) {
-    auto segment = std::make_unique<Segment>();
-    segment->bytes = bytes;
-    segment->owner = owner;
-    segment->fd = memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (segment->fd < 0) return ErrnoStatus(errno, "memfd_create " + name);
-    // Mode 0400: a client of another uid cannot reopen its read-only descriptor for writing.
-    if (ftruncate(segment->fd, static_cast<off_t>(bytes)) != 0 ||
-        fcntl(segment->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0 ||
-        fchmod(segment->fd, S_IRUSR) != 0) {
-      return ErrnoStatus(errno, "set up memfd " + name);
-    }
-    void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, segment->fd, 0);
-    if (base == MAP_FAILED) return ErrnoStatus(errno, "mmap " + name);
-    segment->base = static_cast<std::byte*>(base);
-    // Both are wishes: a kernel without them still serves the memory.
-    madvise(base, bytes, MADV_HUGEPAGE);
-    madvise(base, bytes, MADV_DONTDUMP);
-    return segment;
-  }
-};
-
-absl::StatusOr<std::unique_ptr<MemoryTier>> MemoryTier::Create(const Options& options) {
+absl::Status CheckSizes(const MemoryTier::Options& options) {
   const char* name = TierName(options.id);
-  if (options.segment_bytes < kSegmentBytesMin || options.segment_bytes % kSlotAlignBytes != 0) {
+  if (options.segment_bytes < MemoryTier::kSegmentBytesMin ||
+      options.segment_bytes % kSlotAlignBytes != 0) {
     return Invalid("%s: segment_bytes %d: must be a multiple of %d, %d or more", name,
-                   options.segment_bytes, kSlotAlignBytes, kSegmentBytesMin);
+                   options.segment_bytes, kSlotAlignBytes, MemoryTier::kSegmentBytesMin);
   }
   const uint64_t capacity_bytes_max = (1ULL << SlotAllocator::kSlotBits) * kSlotAlignBytes;
   if (options.capacity_bytes < options.segment_bytes ||
@@ -73,30 +31,103 @@ absl::StatusOr<std::unique_ptr<MemoryTier>> MemoryTier::Create(const Options& op
   }
   KVT_ASSIGN_OR_RETURN(const MemoryLimit limit, ReadMemoryLimit());
   if (options.capacity_bytes > limit.bytes) {
-    return FailedPrecondition("%s: capacity_bytes %d is more than the %d bytes of %s", name,
-                              options.capacity_bytes, limit.bytes, limit.source);
+    return FailedPrecondition("%s: capacity_bytes %d is more than the %d bytes of %s; lower it",
+                              name, options.capacity_bytes, limit.bytes, limit.source);
   }
-  return std::unique_ptr<MemoryTier>(new MemoryTier(options));
+  if (options.promised_bytes > limit.bytes - options.capacity_bytes) {
+    return FailedPrecondition(
+        "%s: capacity_bytes %d and the %d bytes of other tiers are more than the %d bytes of %s; "
+        "lower one of them",
+        name, options.capacity_bytes, options.promised_bytes, limit.bytes, limit.source);
+  }
+  return absl::OkStatus();
 }
 
-MemoryTier::MemoryTier(const Options& options)
+// Empty: the process may lock the whole capacity.
+std::string WhyNotLocked(const MemoryTier::Options& options) {
+  const uint64_t lockable_bytes = options.calls->LockableBytes();
+  if (lockable_bytes >= options.capacity_bytes) return "";
+  return absl::StrFormat(
+      "memory is not locked: capacity_bytes %d is more than the %d bytes of RLIMIT_MEMLOCK; raise "
+      "it (LimitMEMLOCK= of the service, ulimit -l)",
+      options.capacity_bytes, lockable_bytes);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<MemoryTier>> MemoryTier::Create(const Options& options) {
+  KVT_RETURN_IF_ERROR(CheckSizes(options));
+  std::string shortfall;
+  if (options.lock_memory != LockMemory::kOff) shortfall = WhyNotLocked(options);
+  if (options.lock_memory == LockMemory::kOn && !shortfall.empty()) {
+    return FailedPrecondition("%s: %s, or set %s.lock_memory = auto", TierName(options.id),
+                              shortfall, TierName(options.id));
+  }
+  const bool locks = options.lock_memory != LockMemory::kOff && shortfall.empty();
+  return std::unique_ptr<MemoryTier>(new MemoryTier(options, locks, std::move(shortfall)));
+}
+
+MemoryTier::MemoryTier(const Options& options, bool locks, std::string shortfall)
     : options_(options),
       allocator_(
           {.frame_bytes = options.segment_bytes,
-           .frame_count = static_cast<uint32_t>(options.capacity_bytes / options.segment_bytes)}) {}
+           .frame_count = static_cast<uint32_t>(options.capacity_bytes / options.segment_bytes)}),
+      locks_(locks),
+      shortfall_(std::move(shortfall)) {}
 
 MemoryTier::~MemoryTier() {
+  StopPreparing();
   absl::MutexLock lock(&mutex_);
   while (!segments_.empty()) Unmap(segments_.begin()->first);
+  for (const std::shared_ptr<MemorySegment>& spare : spares_) {
+    for (SegmentObserver* observer : options_.observers) observer->OnUnmapping(spare->memory());
+  }
 }
 
 void MemoryTier::Unmap(uint32_t segment_idx) {
   const auto it = segments_.find(segment_idx);
   if (it == segments_.end()) return;
+  it->second.segment->Retire();
   for (SegmentObserver* observer : options_.observers) {
-    observer->OnUnmapping({it->second->base, it->second->bytes});
+    observer->OnUnmapping(it->second.segment->memory());
   }
   segments_.erase(it);
+}
+
+MemorySegment::Options MemoryTier::NextSegment() {
+  return {.name = absl::StrFormat("kvtier-%s-%d", TierName(options_.id), named_count_++),
+          .bytes = options_.segment_bytes,
+          .reserved_huge_pages = options_.reserved_huge_pages,
+          .node_idx = options_.node_idx,
+          .calls = options_.calls};
+}
+
+absl::StatusOr<std::shared_ptr<MemorySegment>> MemoryTier::TakeSegment() {
+  std::shared_ptr<MemorySegment> segment;
+  if (!spares_.empty()) {
+    // Observers know it since it was ready.
+    segment = std::move(spares_.front());
+    spares_.pop_front();
+    return segment;
+  }
+  if (!coming_.empty()) {
+    segment = std::move(coming_.front());
+    coming_.pop_front();
+  } else {
+    KVT_ASSIGN_OR_RETURN(segment, MemorySegment::Create(NextSegment()));
+    if (options_.prepare_thread_count > 0) cold_.push_back(segment);
+  }
+  for (SegmentObserver* observer : options_.observers) observer->OnMapped(segment->memory());
+  return segment;
+}
+
+absl::Status MemoryTier::Map(uint32_t segment_idx, OwnerIdx owner) {
+  auto segment = TakeSegment();
+  if (!segment.ok()) {
+    return Unavailable("%s: %s", TierName(options_.id), segment.status().ToString());
+  }
+  segments_.emplace(segment_idx, Live{.segment = std::move(segment).value(), .owner = owner});
+  return absl::OkStatus();
 }
 
 absl::StatusOr<ReplicaId> MemoryTier::Reserve(uint32_t payload_bytes, OwnerIdx owner) {
@@ -106,17 +137,9 @@ absl::StatusOr<ReplicaId> MemoryTier::Reserve(uint32_t payload_bytes, OwnerIdx o
   if (reservation.retired_segment_idx) Unmap(*reservation.retired_segment_idx);
   const uint32_t segment_idx = reservation.slot.place.segment_idx;
   if (!segments_.contains(segment_idx)) {
-    const std::string name =
-        std::string("kvtier-") + TierName(options_.id) + "-" + std::to_string(segment_idx);
-    auto segment = Segment::Create(name, options_.segment_bytes, owner);
-    if (!segment.ok()) {
+    if (absl::Status mapped = Map(segment_idx, owner); !mapped.ok()) {
       allocator_.Free(reservation.replica);
-      return Unavailable("%s: %s", TierName(options_.id), segment.status().ToString());
-    }
-    const Segment& mapped =
-        *segments_.emplace(segment_idx, std::move(segment).value()).first->second;
-    for (SegmentObserver* observer : options_.observers) {
-      observer->OnMapped({mapped.base, mapped.bytes});
+      return mapped;
     }
   }
   return reservation.replica;
@@ -135,14 +158,15 @@ TierUsage MemoryTier::Usage() const {
   absl::MutexLock lock(&mutex_);
   return {.capacity_bytes = allocator_.capacity_bytes(),
           .used_bytes = allocator_.used_bytes(),
-          .physical_bytes = segments_.size() * options_.segment_bytes};
+          .physical_bytes = SegmentCount() * options_.segment_bytes,
+          .ready_bytes = PreparedSoFar().ready_bytes};
 }
 
 std::span<std::byte> MemoryTier::SlotBytes(ReplicaId replica) const {
   absl::MutexLock lock(&mutex_);
   const SlotAllocator::Slot slot = allocator_.Find(replica);
-  const Segment& segment = *segments_.at(slot.place.segment_idx);
-  return {segment.base + slot.place.offset_bytes, slot.slot_bytes};
+  const MemorySegment& segment = *segments_.at(slot.place.segment_idx).segment;
+  return segment.memory().subspan(slot.place.offset_bytes, slot.slot_bytes);
 }
 
 absl::Status MemoryTier::CheckRoom(std::span<const std::byte> slot, const BlockMeta& meta,
@@ -189,6 +213,7 @@ void MemoryTier::Read(ReplicaId replica, const BlockMeta& meta, std::span<std::b
 std::span<std::byte> MemoryTier::Mapped(ReplicaId replica) { return SlotBytes(replica); }
 
 absl::Status MemoryTier::Recover(const std::function<void(const BlockMeta&, ReplicaId)>&) {
+  StartPreparing();
   return absl::OkStatus();
 }
 
@@ -206,12 +231,13 @@ absl::StatusOr<SegmentHandle> MemoryTier::ExportSegment(uint32_t segment_idx, bo
   if (it == segments_.end()) {
     return NotFound("%s: no segment %d", TierName(options_.id), segment_idx);
   }
-  const Segment& segment = *it->second;
-  const std::string self = "/proc/self/fd/" + std::to_string(segment.fd);
+  const int segment_fd = it->second.segment->fd();
+  const std::string self = "/proc/self/fd/" + std::to_string(segment_fd);
   const int fd =
-      writable ? fcntl(segment.fd, F_DUPFD_CLOEXEC, 0) : open(self.c_str(), O_RDONLY | O_CLOEXEC);
+      writable ? fcntl(segment_fd, F_DUPFD_CLOEXEC, 0) : open(self.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) return ErrnoStatus(errno, "export a segment descriptor");
-  return SegmentHandle{.fd = fd, .segment_bytes = segment.bytes, .owner = segment.owner};
+  return SegmentHandle{
+      .fd = fd, .segment_bytes = options_.segment_bytes, .owner = it->second.owner};
 }
 
 }  // namespace kvtier

@@ -2,14 +2,21 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <span>
+#include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "tiers/memory/memory_calls.h"
+#include "tiers/memory/memory_segment.h"
 #include "tiers/memory/segment_observer.h"
 #include "tiers/memory/slot_allocator.h"
 #include "tiers/tier.h"
@@ -17,26 +24,62 @@
 namespace kvtier {
 
 // A tier in shared memory: segments are memfds that clients map. Serves host, and hbm on the cpu
-// device. Memory is charged by the kernel when a slot is first touched, not at Create.
+// device.
 //
-// Owns its segments and their mappings. Thread-safe. Write and Read copy in the calling thread and
-// call `done` before they return; Reserve may create a segment (memfd_create and mmap, no I/O).
-// In-place fills go through Mapped(); Read then verifies against the caller's meta.
+// Without preparation a segment is made when it is needed and its memory is charged by the kernel
+// when a slot is first touched. With it, background threads make all segments, touch them (huge
+// pages where the kernel has them) and lock them, piece by piece; the tier serves meanwhile and
+// gives out what is ready first, and memory that is not when it must.
+//
+// Owns its segments, their mappings and the threads. Thread-safe. Write and Read copy in the
+// calling thread and call `done` before they return; Reserve may create a segment (memfd_create and
+// mmap, no I/O). In-place fills go through Mapped(); Read then verifies against the caller's meta.
 class MemoryTier final : public MappedTier {
  public:
+  // Whether pages are locked, so that they are never swapped out.
+  enum class LockMemory : uint8_t {
+    kOff,
+    kAuto,  // if the process may lock the whole capacity
+    kOn,    // or the tier is not created
+  };
+
+  // What the preparation has come to.
+  struct Prepared {
+    uint64_t ready_bytes = 0;
+    uint64_t locked_bytes = 0;
+    // In segments of the kernel's reserve of huge pages.
+    uint64_t reserved_huge_bytes = 0;
+    // Why some memory is not ready or not locked, in one line; empty when all is as was asked for.
+    std::string shortfall;
+  };
+
   struct Options {
     TierId id = TierId::kHost;
     // Rounded down to whole segments.
     uint64_t capacity_bytes = 0;
     // A multiple of 4 KiB, 64 KiB or more; a multiple of 2 MiB lets the kernel use huge pages.
     uint64_t segment_bytes = 64ULL << 20;
+    // Memory that this process has promised to others, hbm on the cpu device for one.
+    uint64_t promised_bytes = 0;
     // Told of every segment. Not owned.
     std::vector<SegmentObserver*> observers = {};
+    // 0: no preparation. The threads begin with Recover.
+    uint32_t prepare_thread_count = 0;
+    LockMemory lock_memory = LockMemory::kOff;
+    bool reserved_huge_pages = false;
+    std::optional<uint32_t> node_idx = std::nullopt;
+    // Called once, from a background thread, when everything is prepared or cannot be. Must not
+    // call the tier.
+    std::function<void(const Prepared&)> on_prepared = {};
+    // Not owned.
+    MemoryCalls* calls = &KernelMemoryCalls();
   };
   static constexpr uint64_t kSegmentBytesMin = 64ULL << 10;
+  // Touched and locked at once: the address space is held by the kernel that long.
+  static constexpr uint64_t kPieceBytes = 16ULL << 20;
 
   // Errors: INVALID_ARGUMENT (sizes), FAILED_PRECONDITION (more than the machine or the control
-  // group allows; the message has the numbers).
+  // group allows, or than the process may lock although it must; the message has the numbers).
   static absl::StatusOr<std::unique_ptr<MemoryTier>> Create(const Options& options);
   ~MemoryTier() override;
 
@@ -50,25 +93,72 @@ class MemoryTier final : public MappedTier {
   void Read(ReplicaId replica, const BlockMeta& meta, std::span<std::byte> target,
             Done done) override;
   std::span<std::byte> Mapped(ReplicaId replica) override;
+  // Also begins the preparation.
   absl::Status Recover(const std::function<void(const BlockMeta&, ReplicaId)>& found) override;
   TierHealth Health() const override;
   SlotPlace Place(ReplicaId replica) const override;
   absl::StatusOr<SegmentHandle> ExportSegment(uint32_t segment_idx, bool writable) const override;
 
- private:
-  // One memfd and its mapping; gives the memory back when it ends.
-  struct Segment;
+  Prepared prepared() const;
 
-  explicit MemoryTier(const Options& options);
+ private:
+  // A segment that has slots.
+  struct Live {
+    // Shared with the thread that prepares it.
+    std::shared_ptr<MemorySegment> segment;
+    OwnerIdx owner = 0;
+  };
+
+  MemoryTier(const Options& options, bool locks, std::string shortfall);
+  MemorySegment::Options NextSegment() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Gives the number memory: the best there is.
+  absl::Status Map(uint32_t segment_idx, OwnerIdx owner) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<std::shared_ptr<MemorySegment>> TakeSegment()
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Unmap(uint32_t segment_idx) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::span<std::byte> SlotBytes(ReplicaId replica) const;
   absl::Status CheckRoom(std::span<const std::byte> slot, const BlockMeta& meta,
                          size_t buffer_bytes) const;
 
+  // --- memory_tier_prepare.cc ---
+  struct Work {
+    // Null: a spare one is to be made.
+    std::shared_ptr<MemorySegment> segment;
+  };
+  void StartPreparing();
+  void StopPreparing();
+  void PrepareAll();
+  // What has slots already comes first. Nothing: stop.
+  std::optional<Work> NextWork() ABSL_LOCKS_EXCLUDED(mutex_);
+  std::shared_ptr<MemorySegment> MakeSpare() ABSL_LOCKS_EXCLUDED(mutex_);
+  void PrepareSegment(MemorySegment& segment) ABSL_LOCKS_EXCLUDED(mutex_);
+  void FinishWork(const std::shared_ptr<MemorySegment>& segment) ABSL_LOCKS_EXCLUDED(mutex_);
+  bool WantsSpare() const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  uint64_t SegmentCount() const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  Prepared PreparedSoFar() const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+
   const Options options_;
   mutable absl::Mutex mutex_;
   SlotAllocator allocator_ ABSL_GUARDED_BY(mutex_);
-  absl::flat_hash_map<uint32_t, std::unique_ptr<Segment>> segments_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<uint32_t, Live> segments_ ABSL_GUARDED_BY(mutex_);
+  // Ready, and nobody's yet.
+  std::deque<std::shared_ptr<MemorySegment>> spares_ ABSL_GUARDED_BY(mutex_);
+  // Nobody's yet, and being prepared; who needs one takes it all the same.
+  std::deque<std::shared_ptr<MemorySegment>> coming_ ABSL_GUARDED_BY(mutex_);
+  // In use before they were ready.
+  std::deque<std::shared_ptr<MemorySegment>> cold_ ABSL_GUARDED_BY(mutex_);
+  // Threads that are at it.
+  uint32_t working_count_ ABSL_GUARDED_BY(mutex_) = 0;
+  // Spares that are no file yet.
+  uint32_t making_count_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint32_t named_count_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool locks_ ABSL_GUARDED_BY(mutex_);
+  // The kernel gave no memory: no more spares.
+  bool gave_up_ ABSL_GUARDED_BY(mutex_) = false;
+  bool reported_ ABSL_GUARDED_BY(mutex_) = false;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::string shortfall_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::jthread> preparers_;
 };
 
 }  // namespace kvtier
