@@ -6,6 +6,7 @@
 #include "client/ctl/commands.h"
 #include "client/ctl/eval_command.h"
 #include "client/ctl/exit_code.h"
+#include "client/ctl/plan_command.h"
 #include "client/ctl/scales_command.h"
 #include "client/ctl/simulate_command.h"
 #include "proto/base/reasons.h"
@@ -22,6 +23,7 @@ Examples:
   kvtierctl where --context agent-00017
   kvtierctl replay agents.jsonl.xz --progress --simulate
   kvtierctl eval-kv --quick
+  kvtierctl plan --layers 80 --kv-heads 8 --head-dim 128 --card "96 GiB" --card-share 0.9
   kvtierctl scales import Qwen3-8B-NVFP4 --out scales.json
   kvtierctl demo --daemon build/release/daemon/kvtierd --dir /tmp/kvtier-demo
 
@@ -69,6 +71,7 @@ struct CommandLine {
   ScalesCommand scales;
   EvalCommand eval;
   SimulateCommand simulate;
+  PlanCommand plan;
 };
 
 void AddGlobalOptions(CLI::App* app, GlobalOptions* global) {
@@ -264,6 +267,7 @@ absl::Status RunCommand(const CLI::App& app, const CommandLine& line) {
   if (app.got_subcommand("eval-kv")) return RunEval(global, line.eval);
   if (app.got_subcommand("demo")) return RunDemo(global, line.demo);
   if (app.got_subcommand("simulate")) return RunSimulate(global, line.simulate);
+  if (app.got_subcommand("plan")) return RunPlan(line.plan, global.json);
   if (app.got_subcommand("scales")) return RunScales(app, line.scales, global.json);
   return ShowVersion(global);
 }
@@ -283,6 +287,7 @@ int Main(int argc, char** argv) {
   AddScales(&app, &line.scales);
   AddEval(&app, &line.eval);
   AddSimulate(&app, &line.simulate);
+  AddPlan(&app, &line.plan);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
