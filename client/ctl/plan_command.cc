@@ -16,8 +16,8 @@ namespace {
 constexpr const char* kFooter = R"(
 Examples:
   kvtierctl plan --layers 80 --kv-heads 8 --head-dim 128 --card "96 GiB" --card-share 0.9
-  kvtierctl plan --layers 80 --kv-heads 8 --head-dim 128 --card "96 GiB" --card-share 0.9 --total-tokens 3M
-  kvtierctl plan --model-config config.json --card 80GB --runtime 6GB --weights 16GB --bandwidth 3352GB
+  kvtierctl plan --layers 80 --kv-heads 8 --head-dim 128 --card 80GB --total-tokens 3M
+  kvtierctl plan --model-config config.json --card 80GB --weights 16GB --bandwidth 3352GB
   kvtierctl plan --layers 32 --kv-heads 8 --head-dim 128 --card 80GB --host 1TB --nvme 8TB
 
 A size is a number with B, KB, MB, GB, TB (decimal) or KiB, MiB, GiB, TiB (binary).)";
