@@ -2,10 +2,20 @@
 """What the tests of deploy/ read from unit files and from systemd's sets of system calls."""
 
 import pathlib
+import shutil
 import subprocess
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 UNITS = ROOT / "deploy" / "systemd"
+
+
+def is_debian_12s():
+    """Whether there is a systemd here and it is 252."""
+    if shutil.which("systemd-analyze") is None:
+        return False
+    version = subprocess.run(["systemd-analyze", "--version"], capture_output=True, text=True,
+                             check=True).stdout
+    return version.startswith("systemd 252 ")
 
 
 def settings(name):
