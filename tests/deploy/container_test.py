@@ -130,7 +130,8 @@ def specification(node, pod, container, seccomp, command):
         "process": {
             "user": {"uid": context["runAsUser"], "gid": context["runAsGroup"],
                      "additionalGids": context.get("supplementalGroups", [])},
-            "args": arguments, "cwd": "/", "env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"],
+            "args": arguments, "cwd": "/", "env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin",
+                    *(f"{each['name']}={each['value']}" for each in container.get("env", []))],
             "noNewPrivileges": not context["allowPrivilegeEscalation"],
             "capabilities": {kind: added for kind in ("bounding", "effective", "permitted")},
         },
@@ -203,6 +204,8 @@ def check_daemon(node, pod):
     expect(0, node.exec("profile", replay).returncode, "a replay, every byte checked")
     check_engines(node)
     stop(node, "profile", process)
+    expect([], [line for line in node.log("profile").splitlines() if not line.startswith("{")],
+           "lines of its log that are not JSON")
     process = node.start("default", pod, container, WITHOUT_IO_URING)
     await_probe(node, "default", process, probe)
     expect("pread", io_engine(node, "default"), "nvme where io_uring is refused")

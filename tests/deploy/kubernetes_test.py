@@ -196,6 +196,15 @@ class DaemonTest(unittest.TestCase):
         limit = bytes_of(main_container(base())["resources"]["limits"]["memory"])
         self.assertGreaterEqual(limit, tiers + GIB)
 
+    def test_huge_pages_hold_host(self):
+        (objects,) = [objects for name, objects in every_rendering() if name == "hugepages"]
+        host = configuration_of(objects)["host"]
+        self.assertEqual(host["huge_pages"], "reserved")
+        resources = main_container(objects)["resources"]
+        for part in ("requests", "limits"):
+            self.assertGreaterEqual(bytes_of(resources[part]["hugepages-2Mi"]),
+                                    bytes_of(host["capacity_bytes"]))
+
     def test_time_to_stop_is_more_than_the_daemon_takes(self):
         drain_ms = configuration_of(base())["server"]["drain_timeout_ms"]
         grace_seconds = daemon_pod(base())["terminationGracePeriodSeconds"]

@@ -104,5 +104,9 @@ def _patch(objects, patch):
         place = found[0]
         for part in path:
             place = place[int(part)] if isinstance(place, list) else place[part]
-        place[last] = copy.deepcopy(step["value"])
+        value = copy.deepcopy(step["value"])
+        if isinstance(place, list):
+            place.insert(len(place) if last == "-" else int(last), value)
+        else:
+            place[last] = value
     return objects
