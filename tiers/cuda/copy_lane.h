@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <list>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <thread>
@@ -15,8 +17,12 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "tiers/cuda/checksum_pool.h"
 #include "tiers/cuda/driver.h"
 #include "tiers/cuda/owned.h"
+#include "tiers/cuda/pinned_segments.h"
+#include "tiers/cuda/token_bucket.h"
 #include "tiers/tier.h"
 
 namespace kvtier {
@@ -33,15 +39,25 @@ struct CopyJob {
   Tier::Done done;
 };
 
-// The copies of one direction: a thread, streams of its own, and pinned buffers through which every
-// block goes piece by piece, so that host memory needs no pinning and the checksum is taken over
-// exactly the bytes that were moved. Copies are begun in the order of their arrival; pieces on
-// different streams may be done in any order.
+// The copies of one direction: a thread that gives work to streams of its own, and threads that
+// take checksums. Copies are begun in the order of their arrival; those on different streams may be
+// done in any order.
 //
-// A job is answered when all its pieces are done, or by its deadline. What is late then still
-// occupies its buffers and its slot until the device says that it is done (`released`). Work that
-// stays undone much longer means a device that hangs, which is treated like one that is lost:
-// everything is answered UNAVAILABLE, at once and from then on. Thread-safe.
+// Direct: a block whose host memory is pinned (pinned_segments.h) is copied between there and its
+// slot, many small blocks in one call. Its checksum is taken by another thread: of what came from
+// the device once it is there, of what goes to it from the host memory while the device reads that,
+// too. The lane's thread touches no byte.
+// Staged: other blocks go piece by piece through pinned buffers. The lane's thread copies between
+// those and the host memory. What goes to the device is checked in the buffers, what came from it
+// at the end, by another thread.
+//
+// A job is answered OK when its copies are done and the checksum is right. A staged job that is
+// late is answered by its deadline: it then still occupies buffers and its slot until the device
+// says that it is done (`released`). A direct job that has begun is answered when the device has
+// done with its host memory, and not before. Work that stays undone much longer means a device that
+// hangs, which is treated like one that is lost: everything is answered UNAVAILABLE, at once and
+// from then on; only direct copies to the host, which may still arrive there, are given
+// `abandon_ms`, in which the owner stops to use that memory. Thread-safe.
 class CopyLane {
  public:
   enum class Direction : uint8_t { kToDevice, kToHost };
@@ -51,12 +67,21 @@ class CopyLane {
     uint32_t stream_count = 2;
     // Whole pages.
     uint64_t piece_bytes = 1ULL << 20;
-    // Pieces in flight, and buffers.
-    uint32_t piece_count = 8;
-    // A job that is not done this long after its submission is answered UNAVAILABLE.
+    // Flights at once: what is in flight has a buffer and an event.
+    uint32_t flight_count = 8;
+    // Direct: in one flight, whatever the number of blocks. With a limit of the rate, piece_bytes.
+    uint64_t direct_bytes = 4ULL << 20;
+    uint32_t checksum_thread_count = 2;
+    // Limits what is begun; 0: nothing does.
+    uint64_t bytes_per_second = 0;
+    // A job that is not done this long after its submission is answered UNAVAILABLE; with a limit
+    // of the rate, this long after its last piece was begun.
     uint64_t late_ms = 10'000;
-    // A piece that is not done this long after its start means that the device hangs.
+    // A flight that is not done this long after its start means that the device hangs.
     uint64_t hung_ms = 30'000;
+    uint64_t abandon_ms = 5'000;
+    // Says what host memory is pinned. Null: none. Not owned.
+    PinnedSegments* pinned = nullptr;
     // Jobs waiting and in flight; more are answered RESOURCE_EXHAUSTED.
     uint32_t jobs_max = 1024;
     // Milliseconds of a clock that does not go back; the monotonic one when not set.
@@ -84,20 +109,39 @@ class CopyLane {
   // Answers what waits with UNAVAILABLE, and waits for the pieces in flight (at most hung_ms).
   // Idempotent; the destructor does it, too.
   void Stop() ABSL_LOCKS_EXCLUDED(mutex_);
-  // The device is lost: answers everything.
+  // The device is lost: answers everything. DEADLINE_EXCEEDED: it hangs.
   void Fail(const absl::Status& reason) ABSL_LOCKS_EXCLUDED(mutex_);
 
+  // Payload that was given to the device so far.
+  struct Traffic {
+    uint64_t direct_bytes = 0;
+    uint64_t staged_bytes = 0;
+  };
+  Traffic traffic() const { return {.direct_bytes = direct_bytes_, .staged_bytes = staged_bytes_}; }
+
  private:
-  // A job under way. Pieces point to it: it lives until it is answered and none is in flight.
+  enum class Check : uint8_t { kNone, kRunning, kDone };
+  // A job under way. Pieces and checks point to it: it lives until it is answered and there are
+  // none.
   struct Active {
     CopyJob job;
+    // Set when the first piece is begun, if the job is direct.
+    std::optional<PinnedSegments::Hold> hold = std::nullopt;
     uint64_t late_at_ms = 0;
     uint64_t started_bytes = 0;
     uint32_t inflight_count = 0;
+    // Of the bytes staged so far, or as the check found it.
     uint32_t crc32c = 0;
+    Check check = Check::kNone;
+    // On a device that hangs: when its host memory is answered for.
+    uint64_t abandoned_at_ms = 0;
     // The first failure; no piece is started after it.
     absl::Status status;
     bool answered = false;
+
+    bool has_pieces_left() const {
+      return !answered && status.ok() && started_bytes < job.host.size();
+    }
   };
   struct Buffer {
     std::span<std::byte> bytes;
@@ -105,29 +149,51 @@ class CopyLane {
   };
   struct Piece {
     Active* active = nullptr;
+    std::span<std::byte> host;
+    CudaAddress address = 0;
+  };
+  // What was given to a stream at once.
+  struct Flight {
     Buffer* buffer = nullptr;
-    uint64_t offset_bytes = 0;
-    uint64_t bytes = 0;
+    bool is_staged = false;
+    std::vector<Piece> pieces = {};
     uint64_t hung_at_ms = 0;
+  };
+  struct Checked {
+    Active* active = nullptr;
+    uint32_t crc32c = 0;
   };
 
   CopyLane(CudaDevice* device, const Options& options, Callbacks callbacks, PinnedPages pages);
 
+  bool is_to_device() const { return options_.direction == Direction::kToDevice; }
   void Run();
   uint64_t NowMs() const;
-  // Takes new jobs over; false when the lane is to end.
+  // Waits for something to do, and takes new jobs and checksums over; false when the lane is to
+  // end.
   bool TakeIncoming() ABSL_LOCKS_EXCLUDED(mutex_);
-  void StartPieces(uint64_t now_ms);
-  // One more piece of the job, which has some left.
-  void StartPiece(Active& active, uint64_t now_ms);
-  absl::Status Enqueue(const Active& active, const Piece& piece, CudaStream stream);
-  void FinishPieces(uint64_t now_ms);
-  void FinishPiece(const Piece& piece);
+  // How long there may be nothing to do.
+  absl::Duration Patience() const;
+  void StartFlights(uint64_t now_ms);
+  void Begin(Active& active);
+  // Requires: the job has pieces left.
+  void StartStaged(Active& active, uint64_t now_ms);
+  // From this job and those behind it.
+  void StartDirect(std::list<Active>::iterator first, uint64_t now_ms);
+  void AddDirectPieces(Active& active, Flight& flight, uint64_t& bytes_left) const;
+  void Launch(Flight flight, uint64_t now_ms);
+  absl::Status Enqueue(const Flight& flight, CudaStream stream);
+  void FinishFlights(uint64_t now_ms);
+  void FinishFlight(const Flight& flight);
   void AnswerLate(uint64_t now_ms);
-  void Settle();
+  void StartCheck(Active& active) ABSL_LOCKS_EXCLUDED(mutex_);
+  void FinishCheck(Active& active, uint32_t crc32c);
+  void Settle(uint64_t now_ms);
+  // Nothing of it is under way any more, and it has its status.
+  bool IsOver(Active& active, uint64_t now_ms);
   void Answer(Active& active);
   void Lose(const absl::Status& reason);
-  void DropEverything(const absl::Status& reason);
+  void DropEverything(const absl::Status& reason, bool hangs, uint64_t now_ms);
 
   CudaDevice* const device_;
   const Options options_;
@@ -140,18 +206,26 @@ class CopyLane {
   std::vector<Buffer*> idle_buffers_;
   size_t next_stream_ = 0;
   std::list<Active> actives_;
-  std::deque<Piece> pieces_;
+  std::deque<Flight> flights_;
+  TokenBucket bucket_;
   bool lost_ = false;
 
   absl::Mutex mutex_;
   std::list<Active> incoming_ ABSL_GUARDED_BY(mutex_);
+  std::vector<Checked> checked_ ABSL_GUARDED_BY(mutex_);
   // Accepted and not yet answered or still in flight.
   uint32_t job_count_ ABSL_GUARDED_BY(mutex_) = 0;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
+  // The failure is that the device hangs: what it was given may still be done.
+  bool hangs_ ABSL_GUARDED_BY(mutex_) = false;
   // Anything above changed.
   bool woken_ ABSL_GUARDED_BY(mutex_) = false;
+  std::atomic<uint64_t> direct_bytes_ = 0;
+  std::atomic<uint64_t> staged_bytes_ = 0;
 
+  // Calls back into the lane: destroyed before all of the above.
+  std::unique_ptr<ChecksumPool> checksums_;
   std::jthread thread_;
 };
 

@@ -35,9 +35,11 @@ absl::Status CheckSizes(const CudaTier::Options& options, uint64_t granularity_b
     return FailedPrecondition("hbm: capacity_bytes %d is more than the %d bytes of CUDA device %d",
                               options.capacity_bytes, info.total_bytes, info.ordinal);
   }
-  if (options.piece_bytes == 0 || options.piece_bytes % kSlotAlignBytes != 0) {
-    return Invalid("hbm: piece_bytes %d: must be a multiple of %d", options.piece_bytes,
-                   kSlotAlignBytes);
+  for (const uint64_t bytes : {options.piece_bytes, options.pin_chunk_bytes}) {
+    if (bytes == 0 || bytes % kSlotAlignBytes != 0) {
+      return Invalid("hbm: pieces and chunks of %d bytes: must be a multiple of %d", bytes,
+                     kSlotAlignBytes);
+    }
   }
   return absl::OkStatus();
 }
@@ -71,7 +73,9 @@ CudaTier::CudaTier(std::unique_ptr<CudaDevice> device, const Options& options,
       zeroed_(std::move(zeroed)),
       allocator_(
           {.frame_bytes = options.segment_bytes,
-           .frame_count = static_cast<uint32_t>(options.capacity_bytes / options.segment_bytes)}) {}
+           .frame_count = static_cast<uint32_t>(options.capacity_bytes / options.segment_bytes)}),
+      pinned_(device_.get(),
+              {.chunk_bytes = options.pin_chunk_bytes, .on_failure = options.on_pin_failure}) {}
 
 CudaTier::~CudaTier() {
   {
@@ -112,6 +116,8 @@ absl::Status CudaTier::StartLanes() {
   CopyLane::Options lane{.piece_bytes = options_.piece_bytes,
                          .late_ms = options_.late_ms,
                          .hung_ms = options_.hung_ms,
+                         .abandon_ms = options_.abandon_ms,
+                         .pinned = &pinned_,
                          .now_ms = options_.now_ms};
   const auto callbacks = [this] {
     return CopyLane::Callbacks{.released = [this](ReplicaId replica) { Released(replica); },
@@ -120,6 +126,7 @@ absl::Status CudaTier::StartLanes() {
   lane.direction = CopyLane::Direction::kToDevice;
   KVT_ASSIGN_OR_RETURN(to_device_, CopyLane::Start(device_.get(), lane, callbacks()));
   lane.direction = CopyLane::Direction::kToHost;
+  lane.bytes_per_second = options_.demote_bytes_per_second;
   KVT_ASSIGN_OR_RETURN(to_host_, CopyLane::Start(device_.get(), lane, callbacks()));
   return absl::OkStatus();
 }
@@ -290,6 +297,7 @@ void CudaTier::MarkLost(const absl::Status& reason) {
         Unavailable("hbm: CUDA device %d is lost: %s", device_->info().ordinal, reason.ToString());
     woken_ = true;
   }
+  pinned_.Abandon();
   to_device_->Fail(reason);
   to_host_->Fail(reason);
 }

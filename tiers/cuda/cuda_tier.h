@@ -17,6 +17,7 @@
 #include "tiers/cuda/copy_lane.h"
 #include "tiers/cuda/driver.h"
 #include "tiers/cuda/owned.h"
+#include "tiers/cuda/pinned_segments.h"
 #include "tiers/memory/slot_allocator.h"
 #include "tiers/tier.h"
 
@@ -35,7 +36,8 @@ namespace kvtier {
 // the device is lost (an error that sticks, or work that never ends), every call answers
 // UNAVAILABLE from then on, Health() says why, and `on_lost` is called.
 //
-// Owns the device and two threads of copies (copy_lane.h), and one that keeps segments ready.
+// Owns the device, two lanes of copies with their threads (copy_lane.h), a thread that pins host
+// memory (pinned_segments.h), and one that keeps segments ready.
 // Thread-safe. Reserve and Free do not call the driver.
 class CudaTier final : public MappedTier {
  public:
@@ -48,6 +50,13 @@ class CudaTier final : public MappedTier {
     uint64_t piece_bytes = 1ULL << 20;
     uint64_t late_ms = 10'000;
     uint64_t hung_ms = 30'000;
+    uint64_t abandon_ms = 5'000;
+    // Limits what leaves the device, in bytes a second; 0: nothing does. What comes to it never
+    // waits for what leaves it.
+    uint64_t demote_bytes_per_second = 0;
+    // Of the host memory that host_observer() pins; see PinnedSegments::Options.
+    uint64_t pin_chunk_bytes = 64ULL << 20;
+    std::function<void(const absl::Status&)> on_pin_failure = {};
     std::function<uint64_t()> now_ms = {};
     // How often a device that is asked nothing is asked whether it is still there.
     uint64_t probe_ms = 500;
@@ -79,6 +88,13 @@ class CudaTier final : public MappedTier {
   SlotPlace Place(ReplicaId replica) const override;
   // Always writable: the driver's descriptors know no less.
   absl::StatusOr<SegmentHandle> ExportSegment(uint32_t segment_idx, bool writable) const override;
+
+  // For the tier that blocks are demoted to and promoted from: pins its memory, so that copies are
+  // direct. Must outlive that tier, as this tier then does.
+  SegmentObserver* host_observer() { return &pinned_; }
+  PinnedSegments::Progress pin_progress() const { return pinned_.progress(); }
+  CopyLane::Traffic promoted() const { return to_device_->traffic(); }
+  CopyLane::Traffic demoted() const { return to_host_->traffic(); }
 
   const CudaDeviceInfo& device_info() const { return device_->info(); }
   // The slot's device address in this process. For tests.
@@ -135,6 +151,7 @@ class CudaTier final : public MappedTier {
   // For the keeper: anything above that concerns it has changed.
   bool woken_ ABSL_GUARDED_BY(mutex_) = false;
 
+  PinnedSegments pinned_;
   std::unique_ptr<CopyLane> to_device_;
   std::unique_ptr<CopyLane> to_host_;
   std::jthread keeper_;

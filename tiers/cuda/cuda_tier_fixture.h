@@ -5,16 +5,19 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <span>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "tiers/cuda/cuda_tier.h"
 #include "tiers/cuda/fake_driver.h"
+#include "tiers/memory/memory_tier.h"
 #include "tiers/tier_test_util.h"
 
 namespace kvtier {
@@ -53,6 +56,7 @@ class CudaTierFixture : public testing::Test {
  protected:
   ~CudaTierFixture() override {
     const bool lost = loss_.is_set();
+    host_.reset();
     tier_.reset();
     if (driver_ == nullptr) return;
     const FakeCudaDriver::Counts left = driver_->counts();
@@ -88,6 +92,39 @@ class CudaTierFixture : public testing::Test {
   }
   void Start() { ASSERT_EQ(Start(Options()), absl::OkStatus()); }
 
+  // A tier whose memory the device reaches, once it is pinned: copies from and to it are direct.
+  void StartHost(uint64_t capacity_bytes = 4 * kTestSegmentBytes) {
+    host_ = MemoryTier::Create({.id = TierId::kHost,
+                                .capacity_bytes = capacity_bytes,
+                                .segment_bytes = kTestSegmentBytes,
+                                .observers = {tier_->host_observer()}})
+                .value();
+  }
+  void AwaitPinned() {
+    while (true) {
+      const PinnedSegments::Progress progress = tier_->pin_progress();
+      if (progress.pinned_bytes == progress.mapped_bytes) return;
+      std::this_thread::yield();
+    }
+  }
+  // A slot of the host tier, and what is in it.
+  struct HostSlot {
+    ReplicaId replica = kNoReplica;
+    std::span<std::byte> bytes;
+  };
+  HostSlot ReserveHost(uint32_t payload_bytes, OwnerIdx owner = 1) {
+    HostSlot slot;
+    slot.replica = host_->Reserve(payload_bytes, owner).value();
+    slot.bytes = host_->Mapped(slot.replica).first(payload_bytes);
+    AwaitPinned();
+    return slot;
+  }
+  HostSlot PutHost(const TestBlock& block, OwnerIdx owner = 1) {
+    const HostSlot slot = ReserveHost(block.meta.payload_bytes, owner);
+    std::ranges::copy(block.payload.bytes().first(slot.bytes.size()), slot.bytes.begin());
+    return slot;
+  }
+
   // Polls for a segment that is being replaced.
   ReplicaId ReserveEventually(uint32_t payload_bytes, OwnerIdx owner) {
     while (true) {
@@ -119,6 +156,7 @@ class CudaTierFixture : public testing::Test {
   Outcome loss_;
   std::unique_ptr<FakeCudaDriver> driver_;
   std::unique_ptr<CudaTier> tier_;
+  std::unique_ptr<MemoryTier> host_;
 };
 
 }  // namespace kvtier
