@@ -6,10 +6,14 @@
 #include <span>
 #include <utility>
 
+#include "absl/time/time.h"
 #include "proto/base/check.h"
 
 namespace kvtier {
 namespace {
+
+// How often a worker whose copies wait for the bucket looks again.
+constexpr absl::Duration kBucketInterval = absl::Milliseconds(1);
 
 // Page-aligned and whole pages, as nvme likes it.
 class BlockBuffer {
@@ -49,15 +53,19 @@ MappedTier* TierSet::Memory(TierId tier) const {
   return tier == TierId::kHbm ? hbm : host;
 }
 
-Movers::Movers(TierSet tiers, uint32_t worker_count, Completion on_done)
-    : tiers_(tiers), on_done_(std::move(on_done)) {
-  KVT_CHECK(worker_count > 0);
-  for (uint32_t i = 0; i < worker_count; ++i) workers_.emplace_back([this] { Work(); });
+Movers::Movers(TierSet tiers, const Options& options, Completion on_done)
+    : tiers_(tiers),
+      options_(options),
+      on_done_(std::move(on_done)),
+      demote_bucket_(options.demote_bytes_per_second) {
+  KVT_CHECK(options.worker_count > 0);
+  for (uint32_t i = 0; i < options.worker_count; ++i) workers_.emplace_back([this] { Work(); });
 }
 
 Movers::~Movers() {
   {
     absl::MutexLock lock(&mutex_);
+    draining_ = true;
     mutex_.Await(absl::Condition(
         +[](uint64_t* inflight_count) { return *inflight_count == 0; }, &inflight_count_));
     stopping_ = true;
@@ -94,7 +102,7 @@ void Movers::StartCopy(const core::Transfer& transfer) {
     target->Write(transfer.target, transfer.meta, source_bytes, FinishOf(transfer.job));
   } else {
     absl::MutexLock lock(&mutex_);
-    queue_.push_back(transfer);
+    (transfer.target_tier == TierId::kHbm ? promotes_ : demotes_).push_back(transfer);
   }
 }
 
@@ -136,19 +144,41 @@ void Movers::StartNvmeWrite(const core::Transfer& transfer) {
 
 void Movers::Work() {
   while (true) {
-    core::Transfer transfer;
+    std::optional<core::Transfer> transfer;
     {
       absl::MutexLock lock(&mutex_);
-      const auto ready = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-        return stopping_ || !queue_.empty();
+      const auto any = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+        return stopping_ || !promotes_.empty() || !demotes_.empty();
       };
-      mutex_.Await(absl::Condition(&ready));
-      if (queue_.empty()) return;
-      transfer = queue_.front();
-      queue_.pop_front();
+      mutex_.Await(absl::Condition(&any));
+      if (stopping_) return;
+      transfer = TakeCopy();
+      if (!transfer.has_value()) {
+        // Until the bucket has filled a little, or something may start that needs none of it.
+        const auto urgent = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+          return draining_ || !promotes_.empty();
+        };
+        mutex_.AwaitWithTimeout(absl::Condition(&urgent), kBucketInterval);
+        continue;
+      }
     }
-    Copy(transfer);
+    Copy(*transfer);
   }
+}
+
+std::optional<core::Transfer> Movers::TakeCopy() {
+  core::Transfer transfer;
+  if (!promotes_.empty()) {
+    transfer = promotes_.front();
+    promotes_.pop_front();
+  } else if (draining_ || demote_bucket_.MayGo(options_.now_ms())) {
+    transfer = demotes_.front();
+    demotes_.pop_front();
+    demote_bucket_.Take(transfer.meta.payload_bytes);
+  } else {
+    return std::nullopt;
+  }
+  return transfer;
 }
 
 void Movers::Copy(const core::Transfer& transfer) {

@@ -3,6 +3,7 @@
 
 #include <deque>
 #include <functional>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -10,6 +11,8 @@
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "daemon/core/store_core.h"
+#include "daemon/monotonic.h"
+#include "tiers/cuda/token_bucket.h"
 #include "tiers/tier.h"
 
 namespace kvtier {
@@ -27,15 +30,23 @@ struct TierSet {
 };
 
 // Runs the transfers that the store core asks for. A copy between mapped memory tiers is done by a
-// pool of workers; nvme and the cuda device queue their own. Between those two, bytes go through a
-// buffer of one block. The core bounds the transfers in flight, and so the queue and the buffers.
-// Thread-safe.
+// pool of workers, which take what goes to hbm before what leaves it; nvme and the cuda device
+// queue their own. Between those two, bytes go through a buffer of one block. The core bounds the
+// transfers in flight, and so the queue and the buffers. Thread-safe.
 class Movers {
  public:
   // Called exactly once per transfer, from any thread, possibly inside Start. Must not block.
   using Completion = std::function<void(core::JobId, absl::Status)>;
 
-  Movers(TierSet tiers, uint32_t worker_count, Completion on_done);
+  struct Options {
+    uint32_t worker_count = 2;
+    // Limits what is copied from hbm on the cpu device to host, so that it leaves memory bandwidth
+    // to those who compute; 0: nothing does. Not kept at the end.
+    uint64_t demote_bytes_per_second = 0;
+    std::function<uint64_t()> now_ms = MonotonicMs;
+  };
+
+  Movers(TierSet tiers, const Options& options, Completion on_done);
   // Waits for the transfers in flight.
   ~Movers();
   Movers(const Movers&) = delete;
@@ -49,6 +60,8 @@ class Movers {
   void StartNvmeRead(const core::Transfer& transfer);
   void StartNvmeWrite(const core::Transfer& transfer);
   void Work();
+  // The next copy that may start now. Requires: there is a copy.
+  std::optional<core::Transfer> TakeCopy() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Between mapped memory tiers, in the calling thread.
   void Copy(const core::Transfer& transfer);
   Tier::Done FinishOf(core::JobId job);
@@ -56,11 +69,16 @@ class Movers {
   void Finish(core::JobId job, absl::Status status);
 
   const TierSet tiers_;
+  const Options options_;
   const Completion on_done_;
   absl::Mutex mutex_;
-  std::deque<core::Transfer> queue_ ABSL_GUARDED_BY(mutex_);
-  // Started and not finished, the queue included.
+  std::deque<core::Transfer> promotes_ ABSL_GUARDED_BY(mutex_);
+  std::deque<core::Transfer> demotes_ ABSL_GUARDED_BY(mutex_);
+  TokenBucket demote_bucket_ ABSL_GUARDED_BY(mutex_);
+  // Started and not finished, the queues included.
   uint64_t inflight_count_ ABSL_GUARDED_BY(mutex_) = 0;
+  // The last transfers are under way; then nothing is.
+  bool draining_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<std::jthread> workers_;
 };

@@ -42,10 +42,13 @@ Store::Store(const Options& options, TierSet tiers)
     : tiers_(tiers),
       core_(options.core, tiers.hbm, tiers.host, tiers.nvme,
             policy::NewEvictionPolicy(options.eviction)),
-      movers_(std::make_unique<Movers>(tiers, options.copy_worker_count,
-                                       [this](core::JobId job, absl::Status status) {
-                                         OnTransferDone(job, std::move(status));
-                                       })) {}
+      movers_(std::make_unique<Movers>(
+          tiers,
+          Movers::Options{.worker_count = options.copy_worker_count,
+                          .demote_bytes_per_second = options.demote_bytes_per_second},
+          [this](core::JobId job, absl::Status status) {
+            OnTransferDone(job, std::move(status));
+          })) {}
 
 Store::~Store() {
   // No new transfers: the thread that would start them ends first.

@@ -28,6 +28,8 @@ class Store {
     core::CoreOptions core;
     policy::EvictionKind eviction = policy::EvictionKind::kLru;
     uint32_t copy_worker_count = 2;
+    // See Movers::Options.
+    uint64_t demote_bytes_per_second = 0;
   };
 
   // Recovers nvme into the core. Errors: those of Tier::Recover.
