@@ -15,6 +15,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "proto/base/check.h"
 #include "proto/base/status_util.h"
+#include "tiers/nvme/index_log.h"
 
 namespace kvtier::nvme {
 namespace {
@@ -124,6 +125,7 @@ absl::Status BlockIndex::OpenDatabase(const Options& options) {
     return DataLoss("%s: CURRENT is missing", options.path);
   }
   rocksdb::Options db_options;
+  if (options.env != nullptr) db_options.env = options.env;
   db_options.create_if_missing = true;
   db_options.create_missing_column_families = true;
   db_options.compression = rocksdb::kNoCompression;  // hashes do not compress
@@ -135,10 +137,14 @@ absl::Status BlockIndex::OpenDatabase(const Options& options) {
   db_options.max_background_jobs = 2;
   // Preallocated space would count against the tier's physical cap.
   db_options.allow_fallocate = false;
-  // A log that is cut short by a crash is normal; one that is damaged before its end is not, and
+  // A last write that a crash cut short is normal; a log that is damaged before its end is not, and
   // must not silently lose what follows: opening fails, and the index is made anew from the
   // records.
-  db_options.wal_recovery_mode = rocksdb::WALRecoveryMode::kTolerateCorruptedTailRecords;
+  const LogState logs = StateOfLogs(options.path);
+  if (logs == LogState::kDamaged) return DataLoss("%s: a log is damaged", options.path);
+  db_options.wal_recovery_mode = logs == LogState::kTorn
+                                     ? rocksdb::WALRecoveryMode::kPointInTimeRecovery
+                                     : rocksdb::WALRecoveryMode::kAbsoluteConsistency;
   db_options.keep_log_file_num = 2;
   db_options.max_log_file_size = 256 << 10;
   db_options.max_manifest_file_size = 1 << 20;

@@ -18,6 +18,7 @@
 namespace rocksdb {
 class ColumnFamilyHandle;
 class DB;
+class Env;
 class Status;
 }  // namespace rocksdb
 
@@ -70,6 +71,8 @@ class BlockIndex {
   struct Options {
     std::string path;
     uint64_t write_buffer_bytes = 16ULL << 20;
+    // Of RocksDB's own when null; outlives the index.
+    rocksdb::Env* env = nullptr;
   };
 
   // Creates the database when there is none. Also FAILED_PRECONDITION: a newer format.

@@ -26,17 +26,6 @@ namespace fs = std::filesystem;
 
 constexpr char kDamagedPrefix[] = "index.damaged-";
 constexpr size_t kDamagedKeptCount = 2;
-constexpr mode_t kFileMode = S_IRUSR | S_IWUSR;
-// A link in the directory must not make us write elsewhere.
-constexpr int kOwnFile = O_CLOEXEC | O_NOFOLLOW;
-
-absl::Status MakeFolder(const std::string& path) {
-  if (mkdir(path.c_str(), S_IRWXU) != 0 && errno != EEXIST) {
-    return ErrnoStatus(errno, "mkdir " + path);
-  }
-  return absl::OkStatus();
-}
-
 std::optional<uint32_t> NumberOf(const std::string& text) {
   uint32_t number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
@@ -54,12 +43,20 @@ PageMemory::PageMemory(uint64_t size_bytes)
   KVT_CHECK(data_ != nullptr);
 }
 
-absl::StatusOr<std::unique_ptr<DataDir>> DataDir::Open(const std::string& path) {
-  KVT_RETURN_IF_ERROR(MakeFolder(path));
-  std::unique_ptr<DataDir> dir(new DataDir(path));
+absl::StatusOr<std::unique_ptr<DataDir>> DataDir::Open(const std::string& path, Storage& storage) {
+  KVT_ASSIGN_OR_RETURN(const bool is_new, storage.MakeFolder(path));
+  if (is_new) {
+    KVT_RETURN_IF_ERROR(storage.SyncFolder((fs::path(path) / "..").lexically_normal().string()));
+  }
+  std::unique_ptr<DataDir> dir(new DataDir(path, storage));
   KVT_RETURN_IF_ERROR(dir->TakeLock());
-  KVT_RETURN_IF_ERROR(MakeFolder(path + "/segments"));
+  KVT_RETURN_IF_ERROR(storage.MakeFolder(path + "/segments").status());
   KVT_RETURN_IF_ERROR(dir->OpenProbe());
+  // Of a process that ended while it tried.
+  KVT_RETURN_IF_ERROR(storage.Remove(path + "/grow"));
+  // Or that ended before it made a segment's name durable.
+  KVT_RETURN_IF_ERROR(storage.SyncFolder(path + "/segments"));
+  KVT_RETURN_IF_ERROR(dir->SyncNames());
   return dir;
 }
 
@@ -71,8 +68,7 @@ DataDir::~DataDir() {
 
 absl::Status DataDir::TakeLock() {
   const std::string lock_path = path_ + "/LOCK";
-  lock_fd_ = open(lock_path.c_str(), O_RDWR | O_CREAT | kOwnFile, kFileMode);
-  if (lock_fd_ < 0) return ErrnoStatus(errno, "open " + lock_path);
+  KVT_ASSIGN_OR_RETURN(lock_fd_, storage_.Open(lock_path, O_RDWR | O_CREAT));
   char pid[24] = {};
   if (flock(lock_fd_, LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK) return ErrnoStatus(errno, "lock " + lock_path);
@@ -93,12 +89,11 @@ absl::Status DataDir::OpenProbe() {
   const PageMemory page(kPageBytes);
   std::memset(page.data(), 0, kPageBytes);
   for (const bool direct : {true, false}) {
-    probe_fd_ =
-        open(probe_path.c_str(), O_RDWR | O_CREAT | kOwnFile | (direct ? O_DIRECT : 0), kFileMode);
-    if (probe_fd_ < 0) {
-      if (direct && errno == EINVAL) continue;
-      return ErrnoStatus(errno, "open " + probe_path);
-    }
+    const auto opened = storage_.Open(probe_path, O_RDWR | O_CREAT | (direct ? O_DIRECT : 0));
+    // EINVAL: the file system has no O_DIRECT.
+    if (direct && absl::IsInvalidArgument(opened.status())) continue;
+    KVT_RETURN_IF_ERROR(opened.status());
+    probe_fd_ = *opened;
     is_direct_ = direct;
     // A full disk is no reason not to serve what is there.
     if (pwrite(probe_fd_, page.data(), kPageBytes, 0) >= 0 || errno != EINVAL) break;
@@ -118,10 +113,14 @@ std::string DataDir::SegmentPath(uint32_t segment_idx) const {
 absl::StatusOr<int> DataDir::SegmentFd(uint32_t segment_idx) {
   if (const auto it = fds_.find(segment_idx); it != fds_.end()) return it->second;
   const std::string path = SegmentPath(segment_idx);
-  const int fd =
-      open(path.c_str(), O_RDWR | O_CREAT | kOwnFile | (is_direct_ ? O_DIRECT : 0), kFileMode);
-  if (fd < 0) return ErrnoStatus(errno, "open " + path);
-  fds_.emplace(segment_idx, fd);
+  const int flags = O_RDWR | (is_direct_ ? O_DIRECT : 0);
+  auto fd = storage_.Open(path, flags);
+  const bool is_new = absl::IsNotFound(fd.status());
+  if (is_new) fd = storage_.Open(path, flags | O_CREAT);
+  KVT_RETURN_IF_ERROR(fd.status());
+  fds_.emplace(segment_idx, *fd);
+  // fdatasync makes a file's bytes durable, not its name.
+  if (is_new) KVT_RETURN_IF_ERROR(storage_.SyncFolder(path_ + "/segments"));
   return fd;
 }
 
@@ -142,8 +141,7 @@ absl::StatusOr<std::map<uint32_t, DataDir::SegmentFile>> DataDir::LoadSegments()
   }
   if (error) return ErrnoStatus(error.value(), "list " + path_ + "/segments");
   for (const fs::path& path : foreign) {
-    fs::rename(path, path.string() + ".foreign", error);
-    if (error) return ErrnoStatus(error.value(), "move " + path.string() + " aside");
+    KVT_RETURN_IF_ERROR(storage_.Rename(path.string(), path.string() + ".foreign"));
     spdlog::warn("nvme: {} is no regular file; moved aside", path.string());
   }
   const PageMemory page(kPageBytes);
@@ -173,20 +171,15 @@ absl::Status DataDir::RemoveSegment(uint32_t segment_idx) {
     close(it->second);
     fds_.erase(it);
   }
-  const std::string path = SegmentPath(segment_idx);
-  if (unlink(path.c_str()) != 0 && errno != ENOENT) return ErrnoStatus(errno, "unlink " + path);
-  return absl::OkStatus();
+  return storage_.Remove(SegmentPath(segment_idx));
 }
 
 absl::StatusOr<int> DataDir::OpenGrowProbe() {
-  const std::string path = path_ + "/grow";
-  const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | kOwnFile, kFileMode);
-  if (fd < 0) return ErrnoStatus(errno, "open " + path);
-  return fd;
+  return storage_.Open(path_ + "/grow", O_RDWR | O_CREAT | O_TRUNC);
 }
 
 void DataDir::RemoveGrowProbe(int fd) {
-  unlink((path_ + "/grow").c_str());
+  storage_.Remove(path_ + "/grow").IgnoreError();  // else at the next start
   close(fd);
 }
 
@@ -207,8 +200,9 @@ absl::StatusOr<std::string> DataDir::MoveIndexAside() {
   }
   const uint32_t number = numbers.empty() ? 1 : *numbers.rbegin() + 1;
   std::string aside = path_ + "/" + kDamagedPrefix + std::to_string(number);
-  if (!error) fs::rename(index_path(), aside, error);
   if (error) return ErrnoStatus(error.value(), "move " + index_path() + " aside");
+  KVT_RETURN_IF_ERROR(storage_.Rename(index_path(), aside));
+  KVT_RETURN_IF_ERROR(SyncNames());
   return aside;
 }
 

@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "tiers/nvme/record.h"
+#include "tiers/nvme/storage.h"
 
 namespace kvtier::nvme {
 
@@ -51,9 +52,10 @@ class DataDir {
     absl::Status header_error;
   };
 
-  // Creates what is missing and takes the lock. Errors: FAILED_PRECONDITION (another process owns
-  // the directory; names its pid), PERMISSION_DENIED, UNAVAILABLE, ...
-  static absl::StatusOr<std::unique_ptr<DataDir>> Open(const std::string& path);
+  // Creates what is missing and takes the lock. `storage` outlives the result. Errors:
+  // FAILED_PRECONDITION (another process owns the directory; names its pid), PERMISSION_DENIED,
+  // UNAVAILABLE, ...
+  static absl::StatusOr<std::unique_ptr<DataDir>> Open(const std::string& path, Storage& storage);
   ~DataDir();
   DataDir(const DataDir&) = delete;
   DataDir& operator=(const DataDir&) = delete;
@@ -65,7 +67,7 @@ class DataDir {
 
   // Looks at every segment file and opens it. UNAVAILABLE: one cannot be read now (EIO).
   absl::StatusOr<std::map<uint32_t, SegmentFile>> LoadSegments();
-  // The open descriptor, opening or creating the file when there is none.
+  // The open descriptor, opening or creating (durably) the file when there is none.
   absl::StatusOr<int> SegmentFd(uint32_t segment_idx);
   // Requires: SegmentFd gave one out.
   int OpenedFd(uint32_t segment_idx) const { return fds_.at(segment_idx); }
@@ -76,18 +78,21 @@ class DataDir {
   absl::StatusOr<int> OpenGrowProbe();
   void RemoveGrowProbe(int fd);
 
-  // Renames index/ to index.damaged-N; returns the new path.
+  // Renames index/ to index.damaged-N, durably; returns the new path.
   absl::StatusOr<std::string> MoveIndexAside();
+  // Makes the names right below the directory durable: of index/ once it is made.
+  absl::Status SyncNames() { return storage_.SyncFolder(path_); }
 
   // Bytes that the directory occupies on the file system.
   uint64_t PhysicalBytes() const;
 
  private:
-  explicit DataDir(std::string path) : path_(std::move(path)) {}
+  DataDir(std::string path, Storage& storage) : path_(std::move(path)), storage_(storage) {}
   absl::Status TakeLock();
   absl::Status OpenProbe();
 
   const std::string path_;
+  Storage& storage_;
   int lock_fd_ = -1;
   int probe_fd_ = -1;
   bool is_direct_ = false;

@@ -116,6 +116,9 @@ class NvmeTier::Impl {
   void Finish(Finished finished) ABSL_LOCKS_EXCLUDED(mutex_);
   void Degrade(const absl::Status& reason) ABSL_LOCKS_EXCLUDED(mutex_);
   int Fault(NvmeFaultPoint point) const { return hook_ ? hook_(point) : 0; }
+  nvme::Storage& storage() const {
+    return options_.storage != nullptr ? *options_.storage : nvme::Storage::Plain();
+  }
   uint64_t RoomBytes() const { return segment_bytes_ - nvme::kPageBytes; }
 
   // nvme_io.cc; all on the I/O thread.
@@ -169,6 +172,7 @@ class NvmeTier::Impl {
 
   // nvme_recover.cc; before the threads have work.
   absl::Status OpenIndex();
+  absl::Status OpenDatabase();
   absl::Status RebuildIndex(const absl::Status& why);
   absl::Status FillIndexFromSegments();
   void ChooseSegmentBytes();

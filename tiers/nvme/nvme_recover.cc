@@ -54,7 +54,7 @@ nvme::IndexRemoval RemovalOf(const nvme::IndexEntry& entry) {
 absl::Status NvmeTier::Impl::Open() {
   KVT_RETURN_IF_ERROR(CheckOptions(options_));
   hook_ = options_.fault_hook;
-  KVT_ASSIGN_OR_RETURN(dir_, nvme::DataDir::Open(options_.dir));
+  KVT_ASSIGN_OR_RETURN(dir_, nvme::DataDir::Open(options_.dir, storage()));
   KVT_ASSIGN_OR_RETURN(files_, dir_->LoadSegments());
   for (const auto& [segment_idx, file] : files_) {
     if (absl::IsFailedPrecondition(file.header_error)) {
@@ -99,7 +99,7 @@ absl::Status NvmeTier::Impl::StartThreads() {
     {
       absl::MutexLock lock(&mutex_);
       if (is_made) {
-        engine_ = std::move(engine).value();
+        engine_ = storage().WrapEngine(std::move(engine).value());
         engine_name_ = std::string(engine_->name());
       }
       engine_made_ = engine.status();
@@ -137,11 +137,9 @@ void NvmeTier::Impl::ChooseSegmentBytes() {
 }
 
 absl::Status NvmeTier::Impl::OpenIndex() {
-  auto index = nvme::BlockIndex::Open(
-      {.path = dir_->index_path(), .write_buffer_bytes = IndexBufferBytes()});
-  if (absl::IsDataLoss(index.status())) return RebuildIndex(index.status());
-  KVT_RETURN_IF_ERROR(index.status());
-  index_ = std::move(index).value();
+  const absl::Status opened = OpenDatabase();
+  if (absl::IsDataLoss(opened)) return RebuildIndex(opened);
+  KVT_RETURN_IF_ERROR(opened);
   ChooseSegmentBytes();
   const bool same_size = index_->segment_bytes() == segment_bytes_;
   if (!index_->is_incomplete() && same_size) return absl::OkStatus();
@@ -149,12 +147,19 @@ absl::Status NvmeTier::Impl::OpenIndex() {
   return index_->MarkComplete(segment_bytes_, nvme::kFormatVersion);
 }
 
+absl::Status NvmeTier::Impl::OpenDatabase() {
+  KVT_ASSIGN_OR_RETURN(index_, nvme::BlockIndex::Open({.path = dir_->index_path(),
+                                                       .write_buffer_bytes = IndexBufferBytes(),
+                                                       .env = storage().index_env()}));
+  // It may be new: RocksDB does not make the name of its folder durable.
+  return dir_->SyncNames();
+}
+
 absl::Status NvmeTier::Impl::RebuildIndex(const absl::Status& why) {
   index_.reset();
   KVT_ASSIGN_OR_RETURN(const std::string aside, dir_->MoveIndexAside());
   spdlog::error("nvme: the index is damaged, moved to {}: {}", aside, why.ToString());
-  KVT_ASSIGN_OR_RETURN(index_, nvme::BlockIndex::Open({.path = dir_->index_path(),
-                                                       .write_buffer_bytes = IndexBufferBytes()}));
+  KVT_RETURN_IF_ERROR(OpenDatabase());
   if (segment_bytes_ == 0) ChooseSegmentBytes();
   return FillIndexFromSegments();
 }

@@ -12,6 +12,10 @@
 
 namespace kvtier {
 
+namespace nvme {
+class Storage;
+}  // namespace nvme
+
 enum class NvmeIoEngine : uint8_t { kAuto, kIoUring, kPread };
 
 // Where a fault hook may strike.
@@ -30,7 +34,7 @@ struct NvmeOptions {
   std::string dir = {};
   // Cap on the bytes the directory occupies, index included.
   uint64_t capacity_bytes = 0;
-  // A multiple of 4 KiB, 1 MiB or more; 0 chooses: 256 MiB, less when capacity_bytes is below 4
+  // A multiple of 4 KiB, 64 KiB or more; 0 chooses: 256 MiB, less when capacity_bytes is below 4
   // GiB. A directory keeps the size it was created with.
   uint64_t segment_bytes = 0;
   NvmeIoEngine io_engine = NvmeIoEngine::kAuto;
@@ -45,6 +49,8 @@ struct NvmeOptions {
   // threads. `attempt_bytes_max` cuts every transfer (see IoEngineOptions).
   std::function<int(NvmeFaultPoint)> fault_hook = {};
   uint64_t attempt_bytes_max = 0;
+  // Stands between the tier and the disk; outlives the tier. Null: nothing does.
+  nvme::Storage* storage = nullptr;
 };
 
 struct NvmeStats {
@@ -82,7 +88,7 @@ struct NvmeStats {
 // UNAVAILABLE, reads go on, and a probe every heal_interval_ms ends it once the disk works again.
 class NvmeTier final : public Tier {
  public:
-  static constexpr uint64_t kSegmentBytesMin = 1ULL << 20;
+  static constexpr uint64_t kSegmentBytesMin = 64ULL << 10;
 
   // Opens or creates the directory. Errors: INVALID_ARGUMENT (options), FAILED_PRECONDITION (in use
   // by another process; newer format; capacity too small for the segments), UNAVAILABLE (I/O;
