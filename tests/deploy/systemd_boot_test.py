@@ -1,15 +1,17 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
 """Boots this machine's own system in a container, with kvtier installed in it, and looks at the
-service from inside (booted_checks).  systemd_boot_test.py KVTIERD KVTIERCTL"""
+service from inside (booted_checks), then runs the commands of docs/operations.md there.
+systemd_boot_test.py KVTIERD KVTIERCTL"""
 
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
 
-from overlay_root import OverlayRoot, enter_namespace, run, skip
+from overlay_root import ROOT, OverlayRoot, enter_namespace, run, skip
 
 BOOT_SECONDS_MAX = 50
 
@@ -30,9 +32,17 @@ StandardError=file:/kvtier-checks.log
 """
 
 
+def documented_commands():
+    """The lines of the sh blocks of docs/operations.md."""
+    text = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
+    return "".join(re.findall(r"^```sh\n(.*?)^```$", text, re.M | re.S))
+
+
 def add_checks(root):
-    (root / "usr/lib/kvtier-test").mkdir()
-    shutil.copy(pathlib.Path(__file__).with_name("booted_checks"), root / "usr/lib/kvtier-test")
+    folder = root / "usr/lib/kvtier-test"
+    folder.mkdir()
+    shutil.copy(pathlib.Path(__file__).with_name("booted_checks"), folder)
+    (folder / "documented_commands").write_text(documented_commands())
     units = root / "etc/systemd/system"
     (units / "kvtier-test.target").write_text(TARGET)
     (units / "kvtier-test.service").write_text(SERVICE)
