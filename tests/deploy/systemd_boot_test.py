@@ -13,7 +13,7 @@ import sys
 
 from overlay_root import ROOT, OverlayRoot, enter_namespace, run, skip
 
-BOOT_SECONDS_MAX = 50
+BOOT_SECONDS_MAX = 100
 
 TARGET = """[Unit]
 Requires=basic.target kvtier-test.service
