@@ -47,6 +47,9 @@ class FaultyTier final : public MappedTier {
 
   absl::StatusOr<ReplicaId> Reserve(uint32_t payload_bytes, OwnerIdx owner) override;
   void Free(ReplicaId replica) override { inner_->Free(replica); }
+  void OnCommitted(ReplicaId replica, const BlockMeta& meta) override {
+    inner_->OnCommitted(replica, meta);
+  }
   uint64_t FootprintBytes(uint32_t payload_bytes) const override {
     return inner_->FootprintBytes(payload_bytes);
   }

@@ -77,6 +77,10 @@ class SlotSource {
   // replica may be recovered, with its right bytes.
   virtual void Free(ReplicaId replica) = 0;
 
+  // The replica holds this block from now on, until Free. Tiers whose contents outlive the process
+  // note it; nvme knows from Write.
+  virtual void OnCommitted(ReplicaId /*replica*/, const BlockMeta& /*meta*/) {}
+
   // Bytes that one block of this payload takes from capacity_bytes.
   virtual uint64_t FootprintBytes(uint32_t payload_bytes) const = 0;
 

@@ -409,7 +409,7 @@ class StoreCore::Impl {
   void EstimateArrival(const std::array<uint64_t, kTierCount>& pending, TicketState* state) const;
 
   // --- looking.cc ---
-  bool Adopt(const BlockMeta& meta, ReplicaId replica);
+  bool Adopt(const BlockMeta& meta, size_t tier, ReplicaId replica);
   CoreCounters Counters() const;
   std::vector<ContextSummary> Contexts(size_t limit) const;
   BlockSummary Summary(const Entry& entry) const;

@@ -27,7 +27,13 @@ class FakeSlots : public SlotSource {
 
   void Free(ReplicaId replica) override {
     KVT_CHECK(contents.erase(replica) == 1);
+    committed.erase(replica);
     ++free_count;
+  }
+
+  void OnCommitted(ReplicaId replica, const BlockMeta& meta) override {
+    KVT_CHECK(contents.contains(replica));
+    committed.insert_or_assign(replica, meta);
   }
 
   uint64_t FootprintBytes(uint32_t payload_bytes) const override { return payload_bytes; }
@@ -40,6 +46,7 @@ class FakeSlots : public SlotSource {
   static constexpr uint32_t kBlockBytes = 4096;
   // Which block's bytes each reserved slot holds.
   std::map<ReplicaId, Key> contents;
+  std::map<ReplicaId, BlockMeta> committed;
   bool degraded = false;
   uint64_t free_count = 0;
 

@@ -136,6 +136,8 @@ absl::StatusOr<std::vector<BlockStatus>> StoreCore::Impl::Commit(SessionId sessi
     entry.state = EntryState::kCommitted;
     entry.filler = 0;
     entry.crc32c = crc32cs[i];
+    const size_t tier = MemoryTier(entry);
+    tiers_[tier]->OnCommitted(entry.replica[tier], Meta(entry));
     Touch(idx, seq, now_ms);
     Refresh(idx);
     ++counters_.committed_block_count;

@@ -158,6 +158,7 @@ void StoreCore::Impl::SetReplica(EntryIdx idx, size_t tier, ReplicaId replica) {
     --counters_.tiers[tier].block_count;
   } else {
     ++counters_.tiers[tier].block_count;
+    if (entry.state == EntryState::kCommitted) tiers_[tier]->OnCommitted(replica, Meta(entry));
   }
   if (counted_before && new_tier == kNowhere) --counters_.block_count;
   if (!counted_before && new_tier != kNowhere) ++counters_.block_count;

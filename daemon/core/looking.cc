@@ -10,14 +10,16 @@
 
 namespace kvtier::core {
 
-bool StoreCore::Impl::Adopt(const BlockMeta& meta, ReplicaId replica) {
+bool StoreCore::Impl::Adopt(const BlockMeta& meta, size_t tier, ReplicaId replica) {
   const NamespaceIdx ns = AddNamespace(
       {.hash = meta.namespace_hash, .layout = meta.layout, .block_bytes = meta.payload_bytes});
   const NamespaceSpec& spec = namespaces_[ns].spec;
   if (spec.layout != meta.layout || spec.block_bytes != meta.payload_bytes) return false;
   if (const EntryIdx known = Find(ns, meta.key);
       known != kNoEntry && At(known).state != EntryState::kGhost) {
-    return false;
+    if (At(known).replica[tier] != kNoReplica || At(known).crc32c != meta.crc32c) return false;
+    SetReplica(known, tier, replica);
+    return true;
   }
   EntryIdx parent = kNoEntry;
   if (meta.depth > 0) parent = FindOrAdd(ns, meta.parent, kNoEntry, meta.depth - 1);
@@ -25,7 +27,7 @@ bool StoreCore::Impl::Adopt(const BlockMeta& meta, ReplicaId replica) {
   Entry& entry = At(idx);
   entry.state = EntryState::kCommitted;
   entry.crc32c = meta.crc32c;
-  SetReplica(idx, kNvme, replica);
+  SetReplica(idx, tier, replica);
   return true;
 }
 

@@ -17,7 +17,11 @@ StoreCore::StoreCore(const CoreOptions& options, SlotSource* hbm, SlotSource* ho
 StoreCore::~StoreCore() = default;
 
 bool StoreCore::Adopt(const BlockMeta& meta, ReplicaId nvme_replica) {
-  return impl_->Adopt(meta, nvme_replica);
+  return impl_->Adopt(meta, kNvme, nvme_replica);
+}
+
+bool StoreCore::AdoptHost(const BlockMeta& meta, ReplicaId host_replica) {
+  return impl_->Adopt(meta, kHost, host_replica);
 }
 
 absl::StatusOr<SessionId> StoreCore::OpenSession(OwnerIdx owner, TimeMs /*now_ms*/) {

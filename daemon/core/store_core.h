@@ -195,6 +195,8 @@ class StoreCore {
   // Takes over a replica that Tier::Recover found on nvme. Before any session. False when the core
   // has a replica of that block already; the caller frees this one.
   bool Adopt(const BlockMeta& meta, ReplicaId nvme_replica);
+  // The same for host; first host, then nvme, which may have the same blocks.
+  bool AdoptHost(const BlockMeta& meta, ReplicaId host_replica);
 
   // --- sessions ---
   absl::StatusOr<SessionId> OpenSession(OwnerIdx owner, TimeMs now_ms);

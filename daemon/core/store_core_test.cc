@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <set>
+
 #include "daemon/core/store_core_fixture.h"
 #include "proto/base/reasons.h"
 
@@ -351,6 +353,48 @@ TEST_F(StoreCoreTest, AdoptedBlocksHitWhateverTheirOrder) {
     core_->CheckInvariants();
   }
   EXPECT_EQ(Lookup(keys).size(), 3U);
+}
+
+TEST_F(StoreCoreTest, AdoptsABlockOfHostAndNvmeOnceEach) {
+  Start(4, 4, 8);
+  const auto keys = Chain(1, 1);
+  BlockMeta meta;
+  meta.namespace_hash = Spec().hash;
+  meta.key = keys[0];
+  meta.payload_bytes = FakeSlots::kBlockBytes;
+  meta.crc32c = 5;
+  const ReplicaId in_host = *host_->Reserve(FakeSlots::kBlockBytes, 0);
+  const ReplicaId in_nvme = *nvme_->Reserve(FakeSlots::kBlockBytes, 0);
+  EXPECT_TRUE(core_->AdoptHost(meta, in_host));
+  EXPECT_FALSE(core_->AdoptHost(meta, in_host)) << "twice";
+  BlockMeta other_bytes = meta;
+  other_bytes.crc32c = 6;
+  EXPECT_FALSE(core_->Adopt(other_bytes, in_nvme));
+  EXPECT_TRUE(core_->Adopt(meta, in_nvme));
+  core_->CheckInvariants();
+  EXPECT_EQ(Lookup(keys), (std::vector<uint8_t>{kResidentHost | kResidentNvme}));
+}
+
+TEST_F(StoreCoreTest, TellsTiersWhatTheyHoldForGood) {
+  Start(2, 2, 8);
+  const auto keys = Chain(1, 4);
+  for (const Key& key : keys) Put(std::span(&key, 1));
+  CompleteAll();
+  const auto held = [](const FakeSlots& slots) {
+    std::set<Key> keys_held;
+    for (const auto& [replica, meta] : slots.committed) {
+      EXPECT_EQ(meta.payload_bytes, FakeSlots::kBlockBytes);
+      EXPECT_TRUE(keys_held.insert(meta.key).second);
+    }
+    return keys_held;
+  };
+  for (const Key& key : keys) {
+    const std::vector<uint8_t> residency = Lookup(std::span(&key, 1));
+    const uint8_t bits = residency.empty() ? 0 : residency[0];
+    EXPECT_EQ(held(*hbm_).contains(key), (bits & kResidentHbm) != 0);
+    EXPECT_EQ(held(*host_).contains(key), (bits & kResidentHost) != 0);
+    EXPECT_EQ(held(*nvme_).contains(key), (bits & kResidentNvme) != 0);
+  }
 }
 
 TEST_F(StoreCoreTest, FlushWritesEveryMemoryBlockToNvme) {

@@ -66,7 +66,7 @@ absl::StatusOr<std::shared_ptr<MemorySegment>> MemorySegment::Create(const Optio
   segment->base_ = static_cast<std::byte*>(base);
   // All are wishes: a kernel without them still serves the memory.
   if (options.node_idx.has_value()) calls.PreferNode(segment->memory(), *options.node_idx);
-  calls.Advise(segment->memory(), MADV_HUGEPAGE);
+  if (options.transparent_huge_pages) calls.Advise(segment->memory(), MADV_HUGEPAGE);
   calls.Advise(segment->memory(), MADV_DONTDUMP);
   return segment;
 }

@@ -36,6 +36,8 @@ class MemorySegment {
     uint64_t bytes = 0;
     // Takes pages from the kernel's reserve of huge pages (vm.nr_hugepages) when it has enough.
     bool reserved_huge_pages = false;
+    // Wishes for huge pages where the kernel has some. Not for what is used here and there.
+    bool transparent_huge_pages = true;
     std::optional<uint32_t> node_idx = std::nullopt;
     // Not owned.
     MemoryCalls* calls = nullptr;

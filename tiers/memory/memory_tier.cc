@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "proto/base/check.h"
 #include "proto/base/crc32c.h"
 #include "proto/base/status_util.h"
 #include "tiers/memory/memory_limit.h"
@@ -64,20 +65,40 @@ absl::StatusOr<std::unique_ptr<MemoryTier>> MemoryTier::Create(const Options& op
                               shortfall, TierName(options.id));
   }
   const bool locks = options.lock_memory != LockMemory::kOff && shortfall.empty();
-  return std::unique_ptr<MemoryTier>(new MemoryTier(options, locks, std::move(shortfall)));
+  std::unique_ptr<SlotIndex> index;
+  if (options.keeper != nullptr) {
+    KVT_CHECK(options.prepare_thread_count > 0);
+    KVT_ASSIGN_OR_RETURN(
+        index, SlotIndex::Create({.name = absl::StrFormat("kvtier-%s-index", TierName(options.id)),
+                                  .segment_bytes = options.segment_bytes,
+                                  .frame_count = static_cast<uint32_t>(options.capacity_bytes /
+                                                                       options.segment_bytes),
+                                  .boot_id = options.boot_id}));
+  }
+  return std::unique_ptr<MemoryTier>(
+      new MemoryTier(options, locks, std::move(shortfall), std::move(index)));
 }
 
-MemoryTier::MemoryTier(const Options& options, bool locks, std::string shortfall)
+MemoryTier::MemoryTier(const Options& options, bool locks, std::string shortfall,
+                       std::unique_ptr<SlotIndex> index)
     : options_(options),
       allocator_(
           {.frame_bytes = options.segment_bytes,
            .frame_count = static_cast<uint32_t>(options.capacity_bytes / options.segment_bytes)}),
+      index_(std::move(index)),
       locks_(locks),
       shortfall_(std::move(shortfall)) {}
 
 MemoryTier::~MemoryTier() {
   StopPreparing();
+  if (index_ != nullptr) {
+    GiveKeeperOrders();
+    index_->KeepContents();
+  }
   absl::MutexLock lock(&mutex_);
+  for (auto& [segment_idx, live] : segments_) {
+    if (IsKept(live.owner)) live.segment->KeepContents();
+  }
   while (!segments_.empty()) Unmap(segments_.begin()->first);
   for (const std::shared_ptr<MemorySegment>& spare : spares_) {
     for (SegmentObserver* observer : options_.observers) observer->OnUnmapping(spare->memory());
@@ -88,6 +109,9 @@ void MemoryTier::Unmap(uint32_t segment_idx) {
   const auto it = segments_.find(segment_idx);
   if (it == segments_.end()) return;
   it->second.segment->Retire();
+  if (IsKept(it->second.owner) && !stopping_) {
+    keeper_orders_.push_back({KeptName("segment", it->second.segment->file_id()), nullptr});
+  }
   for (SegmentObserver* observer : options_.observers) {
     observer->OnUnmapping(it->second.segment->memory());
   }
@@ -126,6 +150,9 @@ absl::Status MemoryTier::Map(uint32_t segment_idx, OwnerIdx owner) {
   if (!segment.ok()) {
     return Unavailable("%s: %s", TierName(options_.id), segment.status().ToString());
   }
+  if (IsKept(owner)) {
+    keeper_orders_.push_back({KeptName("segment", (*segment)->file_id()), *segment});
+  }
   segments_.emplace(segment_idx, Live{.segment = std::move(segment).value(), .owner = owner});
   return absl::OkStatus();
 }
@@ -145,8 +172,35 @@ absl::StatusOr<ReplicaId> MemoryTier::Reserve(uint32_t payload_bytes, OwnerIdx o
   return reservation.replica;
 }
 
+uint32_t MemoryTier::FrameOf(ReplicaId replica) const {
+  const uint64_t page_idx = replica & ((1ULL << SlotAllocator::kSlotBits) - 1);
+  return static_cast<uint32_t>(page_idx / (options_.segment_bytes / kSlotAlignBytes));
+}
+
+std::optional<std::pair<uint32_t, uint64_t>> MemoryTier::IndexPlace(ReplicaId replica) const {
+  const SlotAllocator::Slot slot = allocator_.Find(replica);
+  if (!IsKept(segments_.at(slot.place.segment_idx).owner)) return std::nullopt;
+  return std::pair(FrameOf(replica), slot.place.offset_bytes / slot.slot_bytes);
+}
+
+void MemoryTier::OnCommitted(ReplicaId replica, const BlockMeta& meta) {
+  absl::MutexLock lock(&mutex_);
+  const auto place = IndexPlace(replica);
+  if (!place.has_value()) return;
+  const SlotAllocator::Slot slot = allocator_.Find(replica);
+  const Live& live = segments_.at(slot.place.segment_idx);
+  // The first entry of a frame that was carved or mapped anew finds it described as it was.
+  index_->DescribeFrame(place->first, live.segment->file_id(), slot.slot_bytes,
+                        options_.owner_tags[live.owner]);
+  index_->Put(place->first, place->second, replica, meta);
+}
+
 void MemoryTier::Free(ReplicaId replica) {
   absl::MutexLock lock(&mutex_);
+  // Before the slot can be anybody else's.
+  if (const auto place = IndexPlace(replica); place.has_value()) {
+    index_->Clear(place->first, place->second);
+  }
   allocator_.Free(replica);
 }
 
@@ -212,8 +266,11 @@ void MemoryTier::Read(ReplicaId replica, const BlockMeta& meta, std::span<std::b
 
 std::span<std::byte> MemoryTier::Mapped(ReplicaId replica) { return SlotBytes(replica); }
 
-absl::Status MemoryTier::Recover(const std::function<void(const BlockMeta&, ReplicaId)>&) {
+absl::Status MemoryTier::Recover(const std::function<void(const BlockMeta&, ReplicaId)>& found) {
   StartPreparing();
+  if (index_ != nullptr) AdoptAll(found);
+  absl::MutexLock lock(&mutex_);
+  makes_spares_ = true;
   return absl::OkStatus();
 }
 

@@ -4,11 +4,13 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -17,8 +19,10 @@
 #include "absl/synchronization/mutex.h"
 #include "tiers/memory/memory_calls.h"
 #include "tiers/memory/memory_segment.h"
+#include "tiers/memory/segment_keeper.h"
 #include "tiers/memory/segment_observer.h"
 #include "tiers/memory/slot_allocator.h"
+#include "tiers/memory/slot_index.h"
 #include "tiers/tier.h"
 
 namespace kvtier {
@@ -53,6 +57,25 @@ class MemoryTier final : public MappedTier {
     std::string shortfall;
   };
 
+  // What Recover made of what earlier processes left, in blocks.
+  struct Adoption {
+    uint64_t kept_count = 0;
+    uint64_t kept_bytes = 0;
+    // The bytes are not those that were committed.
+    uint64_t corrupt_count = 0;
+    // The entry is wrong in itself, or its memory is missing or may change.
+    uint64_t damaged_count = 0;
+    // Of owners that this process does not know.
+    uint64_t foreign_count = 0;
+    uint64_t no_room_count = 0;
+    // Why something was refused, in one line: the first reason. Empty: nothing was.
+    std::string refusal;
+
+    uint64_t refused_count() const {
+      return corrupt_count + damaged_count + foreign_count + no_room_count;
+    }
+  };
+
   struct Options {
     TierId id = TierId::kHost;
     // Rounded down to whole segments.
@@ -68,6 +91,14 @@ class MemoryTier final : public MappedTier {
     LockMemory lock_memory = LockMemory::kOff;
     bool reserved_huge_pages = false;
     std::optional<uint32_t> node_idx = std::nullopt;
+    // Keeps segments and what they hold beyond the end of this process. Not owned; needs a thread
+    // of preparation. Null: they end with it.
+    SegmentKeeper* keeper = nullptr;
+    // Who each owner is, whatever number the next process gives him. The memory of owners without a
+    // tag is not kept.
+    std::vector<Digest> owner_tags = {};
+    // As /proc/sys/kernel/random/boot_id has it; what another boot left is refused.
+    std::string boot_id = {};
     // Called once, from a background thread, when everything is prepared or cannot be. Must not
     // call the tier.
     std::function<void(const Prepared&)> on_prepared = {};
@@ -93,13 +124,20 @@ class MemoryTier final : public MappedTier {
   void Read(ReplicaId replica, const BlockMeta& meta, std::span<std::byte> target,
             Done done) override;
   std::span<std::byte> Mapped(ReplicaId replica) override;
-  // Also begins the preparation.
+  // Takes over, with a keeper, what earlier processes left there: each block is copied into memory
+  // that no process of that time has mapped, and its checksum is that of the copy. Blocks for as
+  // long as that takes. `found` is called by several threads, but by one at a time. Also begins the
+  // preparation.
   absl::Status Recover(const std::function<void(const BlockMeta&, ReplicaId)>& found) override;
   TierHealth Health() const override;
   SlotPlace Place(ReplicaId replica) const override;
   absl::StatusOr<SegmentHandle> ExportSegment(uint32_t segment_idx, bool writable) const override;
 
+  void OnCommitted(ReplicaId replica, const BlockMeta& meta) override;
+
   Prepared prepared() const;
+  // Requires: Recover has returned.
+  const Adoption& adoption() const { return adoption_; }
 
  private:
   // A segment that has slots.
@@ -109,7 +147,8 @@ class MemoryTier final : public MappedTier {
     OwnerIdx owner = 0;
   };
 
-  MemoryTier(const Options& options, bool locks, std::string shortfall);
+  MemoryTier(const Options& options, bool locks, std::string shortfall,
+             std::unique_ptr<SlotIndex> index);
   MemorySegment::Options NextSegment() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Gives the number memory: the best there is.
   absl::Status Map(uint32_t segment_idx, OwnerIdx owner) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -117,13 +156,22 @@ class MemoryTier final : public MappedTier {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Unmap(uint32_t segment_idx) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::span<std::byte> SlotBytes(ReplicaId replica) const;
+  bool IsKept(OwnerIdx owner) const {
+    return index_ != nullptr && owner < options_.owner_tags.size();
+  }
+  uint32_t FrameOf(ReplicaId replica) const;
+  // Where the replica is in the index; nothing when its memory is not kept.
+  std::optional<std::pair<uint32_t, uint64_t>> IndexPlace(ReplicaId replica) const
+      ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   absl::Status CheckRoom(std::span<const std::byte> slot, const BlockMeta& meta,
                          size_t buffer_bytes) const;
 
   // --- memory_tier_prepare.cc ---
   struct Work {
     // Null: a spare one is to be made.
-    std::shared_ptr<MemorySegment> segment;
+    std::shared_ptr<MemorySegment> segment = nullptr;
+    // The keeper's orders are to be given.
+    bool keeps = false;
   };
   void StartPreparing();
   void StopPreparing();
@@ -137,10 +185,49 @@ class MemoryTier final : public MappedTier {
   uint64_t SegmentCount() const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   Prepared PreparedSoFar() const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
 
+  // --- memory_tier_adopt.cc ---
+  // Something for the keeper to do, in order.
+  struct KeeperOrder {
+    std::string name;
+    // Null: forget it.
+    std::shared_ptr<MemorySegment> segment;
+  };
+  // A frame that an earlier process left.
+  struct LeftoverFrame {
+    LeftoverIndex* index;
+    SlotIndexFrame frame;
+    OwnerIdx owner;
+    // Of its memory; not owned.
+    int fd;
+  };
+  std::string KeptName(const char* kind, const FileId& file_id) const;
+  void GiveKeeperOrders() ABSL_LOCKS_EXCLUDED(mutex_);
+  void AwaitKept() ABSL_LOCKS_EXCLUDED(mutex_);
+  void AdoptAll(const std::function<void(const BlockMeta&, ReplicaId)>& found);
+  std::vector<LeftoverFrame> FindLeftovers(
+      const std::vector<std::unique_ptr<LeftoverIndex>>& indexes,
+      const std::map<FileId, int>& segments) ABSL_LOCKS_EXCLUDED(adoption_mutex_);
+  void AdoptFrame(const LeftoverFrame& leftover,
+                  const std::function<void(const BlockMeta&, ReplicaId)>& found)
+      ABSL_LOCKS_EXCLUDED(adoption_mutex_);
+  void AdoptBlock(const LeftoverFrame& leftover, uint64_t slot_idx,
+                  std::span<const std::byte> source,
+                  const std::function<void(const BlockMeta&, ReplicaId)>& found)
+      ABSL_LOCKS_EXCLUDED(adoption_mutex_);
+  void Refuse(uint64_t Adoption::* counter, uint64_t count, const absl::Status& reason)
+      ABSL_LOCKS_EXCLUDED(adoption_mutex_);
+
   const Options options_;
   mutable absl::Mutex mutex_;
   SlotAllocator allocator_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<uint32_t, Live> segments_ ABSL_GUARDED_BY(mutex_);
+  // Null without a keeper. What it says is guarded, too.
+  const std::unique_ptr<SlotIndex> index_;
+  std::deque<KeeperOrder> keeper_orders_ ABSL_GUARDED_BY(mutex_);
+  bool ordering_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Mutex adoption_mutex_;
+  // Guarded by adoption_mutex_ until Recover returns, constant afterwards.
+  Adoption adoption_;
   // Ready, and nobody's yet.
   std::deque<std::shared_ptr<MemorySegment>> spares_ ABSL_GUARDED_BY(mutex_);
   // Nobody's yet, and being prepared; who needs one takes it all the same.
@@ -153,6 +240,8 @@ class MemoryTier final : public MappedTier {
   uint32_t making_count_ ABSL_GUARDED_BY(mutex_) = 0;
   uint32_t named_count_ ABSL_GUARDED_BY(mutex_) = 0;
   bool locks_ ABSL_GUARDED_BY(mutex_);
+  // Not before what earlier processes left has given its memory back.
+  bool makes_spares_ ABSL_GUARDED_BY(mutex_) = false;
   // The kernel gave no memory: no more spares.
   bool gave_up_ ABSL_GUARDED_BY(mutex_) = false;
   bool reported_ ABSL_GUARDED_BY(mutex_) = false;

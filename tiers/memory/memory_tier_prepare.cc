@@ -40,6 +40,10 @@ bool MemoryTier::WantsSpare() const {
 
 void MemoryTier::PrepareAll() {
   while (std::optional<Work> work = NextWork()) {
+    if (work->keeps) {
+      GiveKeeperOrders();
+      continue;
+    }
     if (work->segment == nullptr) work->segment = MakeSpare();
     if (work->segment != nullptr) PrepareSegment(*work->segment);
     FinishWork(work->segment);
@@ -49,10 +53,11 @@ void MemoryTier::PrepareAll() {
 std::optional<MemoryTier::Work> MemoryTier::NextWork() {
   absl::MutexLock lock(&mutex_);
   const auto ready = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
-    return stopping_ || !cold_.empty() || WantsSpare();
+    return stopping_ || (!keeper_orders_.empty() && !ordering_) || !cold_.empty() || WantsSpare();
   };
   mutex_.Await(absl::Condition(&ready));
   if (stopping_) return std::nullopt;
+  if (!keeper_orders_.empty() && !ordering_) return Work{.keeps = true};
   ++working_count_;
   if (cold_.empty()) {
     ++making_count_;
