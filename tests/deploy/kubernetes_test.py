@@ -32,6 +32,12 @@ def output(*command, **options):
     return subprocess.run(command, check=True, capture_output=True, text=True, **options).stdout
 
 
+def skip(test, reason):
+    """Skips one test of several, and says so where tests/run looks for it."""
+    print(f"SKIPPED: {test.id()}: {reason}", flush=True)
+    test.skipTest(reason)
+
+
 def bytes_of(text):
     """\"6Gi\" and \"1 GiB\" as numbers."""
     number, unit = re.fullmatch(r"(\d+) ?([KMGT]i)?B?", str(text)).groups()
@@ -90,7 +96,7 @@ class RenderingTest(unittest.TestCase):
 
     def test_renders_as_kubectl_does(self):
         if shutil.which("kubectl") is None:
-            self.skipTest("no kubectl here: the renderer is compared where there is one")
+            skip(self, "no kubectl here: the renderer is compared where there is one")
 
         def by_name(objects):
             return sorted(objects, key=lambda each: (each["kind"], each["metadata"]["name"]))
@@ -167,7 +173,7 @@ class RightsTest(unittest.TestCase):
         self.assertEqual(allowed["action"], "SCMP_ACT_ALLOW")
         self.assertIn("io_uring_setup", allowed["names"])
         if not systemd_unit.is_debian_12s():
-            self.skipTest("not systemd 252, whose sets of system calls the profile has")
+            skip(self, "not systemd 252, whose sets of system calls the profile has")
         self.assertEqual(allowed["names"], sorted(systemd_unit.allowed_system_calls()))
 
 
