@@ -112,7 +112,7 @@ class PackagesTest(unittest.TestCase):
 
     def setUp(self):
         if shutil.which("dpkg-query") is None:
-            print("SKIPPED: no dpkg here to ask for packages", flush=True)
+            print("\nSKIPPED: no dpkg here to ask for packages", flush=True)
             self.skipTest("no dpkg")
 
     def test_runtime_packages_are_what_the_programs_are_linked_with(self):

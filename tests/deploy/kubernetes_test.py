@@ -34,7 +34,7 @@ def output(*command, **options):
 
 def skip(test, reason):
     """Skips one test of several, and says so where tests/run looks for it."""
-    print(f"SKIPPED: {test.id()}: {reason}", flush=True)
+    print(f"\nSKIPPED: {test.id()}: {reason}", flush=True)
     test.skipTest(reason)
 
 
