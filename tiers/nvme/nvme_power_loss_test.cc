@@ -4,7 +4,6 @@
 // was left: what was acknowledged and not freed is there with its bytes, every block that is found
 // can be read, and the accounts are exact. $KVTIER_POWER_LOSSES says how many losses are tried.
 #include <gtest/gtest.h>
-#include <sys/statvfs.h>
 
 #include <algorithm>
 #include <atomic>
@@ -45,14 +44,6 @@ NvmeOptions OptionsOf(const std::string& root) {
           // Threads that are cheap to start; the order of writes is the same.
           .io_engine = NvmeIoEngine::kPread,
           .queue_depth = 4};
-}
-
-// Memory if there is some: nothing here needs a real disk, and a sync is free.
-void UseMemoryForFiles() {
-  struct statvfs memory = {};
-  if (statvfs("/dev/shm", &memory) == 0 && memory.f_bavail * memory.f_frsize > (256ULL << 20)) {
-    setenv("TMPDIR", "/dev/shm", /*overwrite=*/1);
-  }
 }
 
 // One write of a key; the bytes differ from those of its other versions.
@@ -299,7 +290,7 @@ void CheckMoments(const std::vector<Moment>& moments, uint64_t seed) {
 }
 
 TEST(NvmePowerLossTest, LosesNothingAcknowledgedAtAnySync) {
-  UseMemoryForFiles();
+  KeepTestFilesInMemory();
   const char* const count_text = std::getenv("KVTIER_POWER_LOSSES");
   const uint64_t loss_count_min =
       count_text != nullptr ? std::strtoull(count_text, nullptr, 10) : KVTIER_POWER_LOSSES_DEFAULT;

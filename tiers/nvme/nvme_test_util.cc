@@ -2,9 +2,11 @@
 #include "tiers/nvme/nvme_test_util.h"
 
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -123,6 +125,13 @@ uint64_t NvmeTierTest::FindRecord(const BlockMeta& meta, std::string& path) cons
   }
   ADD_FAILURE() << "no record of the block";
   return 0;
+}
+
+void KeepTestFilesInMemory() {
+  struct statvfs memory = {};
+  if (statvfs("/dev/shm", &memory) == 0 && memory.f_bavail * memory.f_frsize > (256ULL << 20)) {
+    setenv("TMPDIR", "/dev/shm", /*overwrite=*/1);
+  }
 }
 
 std::string ReadFile(const std::string& path) {

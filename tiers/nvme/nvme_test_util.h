@@ -56,6 +56,10 @@ class NvmeTierTest : public testing::Test {
   int unexpected_count_ = 0;
 };
 
+// TempFolders are on a file system in memory from now on, if there is one with room: for tests that
+// open thousands of tiers and need no real disk.
+void KeepTestFilesInMemory();
+
 std::string ReadFile(const std::string& path);
 void WriteFile(const std::string& path, const std::string& bytes);
 void FlipByte(const std::string& path, uint64_t offset_bytes);
