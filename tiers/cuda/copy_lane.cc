@@ -148,7 +148,10 @@ bool CopyLane::TakeIncoming() {
   bool stopping = false;
   {
     absl::MutexLock lock(&mutex_);
-    mutex_.AwaitWithTimeout(absl::Condition(&woken_), patience);
+    // The end may have been asked for while the last copies were under way.
+    if (!stopping_ || !actives_.empty()) {
+      mutex_.AwaitWithTimeout(absl::Condition(&woken_), patience);
+    }
     woken_ = false;
     actives_.splice(actives_.end(), incoming_);
     checked.swap(checked_);
