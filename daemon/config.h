@@ -41,6 +41,8 @@ struct HbmDeviceConfig {
   // "cuda": memory of a GPU. "cpu": shared memory that stands in for it.
   std::string device = "cpu";
   uint32_t cuda_device_idx = 0;
+  // 0: no limit.
+  uint64_t demote_bytes_per_second = 0;
 };
 
 struct ServerConfig {

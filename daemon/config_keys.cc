@@ -74,6 +74,10 @@ const std::vector<KeySpec>& Keys() {
        "Where hbm is: cuda is the memory of a GPU, cpu is shared memory that stands in for it."},
       {"hbm.cuda_device_idx", IntegerKey{KVTIER_FIELD(hbm_device.cuda_device_idx), 0, 63},
        "The GPU of the cuda device, counted as CUDA_VISIBLE_DEVICES lets the daemon see them."},
+      {"hbm.demote_bytes_per_second",
+       BytesKey{KVTIER_FIELD(hbm_device.demote_bytes_per_second), 0, kTiB},
+       "Limits what leaves the cuda device, per second, for engines that need the link; 0 is no "
+       "limit. What comes to the device never waits for what leaves it."},
       {"hbm.capacity_bytes", BytesKey{KVTIER_FIELD(hbm.capacity_bytes), kMiB, 16 * kTiB},
        "Size of the hbm tier."},
       {"hbm.segment_bytes", BytesKey{KVTIER_FIELD(hbm.segment_bytes), 64 * kKiB, kGiB},

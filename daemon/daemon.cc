@@ -51,6 +51,12 @@ MemoryTier::LockMemory ParseLockMemory(const std::string& name) {
   return MemoryTier::LockMemory::kAuto;
 }
 
+void WarnAboutPinning(const absl::Status& status) {
+  Log(LogLevel::kWarning,
+      "not all of host is pinned for the GPU: copies of the rest take a CPU core and are slower",
+      {{"error", FromAbsl(status.message())}});
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Config& config,
@@ -100,6 +106,8 @@ absl::StatusOr<std::unique_ptr<MappedTier>> Daemon::OpenHbm() {
   return CudaTier::Create(std::move(device),
                           {.capacity_bytes = config_.hbm.capacity_bytes,
                            .segment_bytes = config_.hbm.segment_bytes,
+                           .demote_bytes_per_second = config_.hbm_device.demote_bytes_per_second,
+                           .on_pin_failure = WarnAboutPinning,
                            .on_lost = [this](const absl::Status& reason) { OnHbmLost(reason); }});
 }
 
@@ -125,6 +133,9 @@ absl::StatusOr<std::unique_ptr<MemoryTier>> Daemon::OpenHost() {
   options.id = TierId::kHost;
   options.capacity_bytes = config_.host.capacity_bytes;
   options.segment_bytes = config_.host.segment_bytes;
+  if (auto* const cuda = dynamic_cast<CudaTier*>(hbm_.get()); cuda != nullptr) {
+    options.observers.push_back(cuda->host_observer());
+  }
   if (config_.hbm_device.device == "cpu") options.promised_bytes = config_.hbm.capacity_bytes;
   options.prepare_thread_count = std::clamp(std::thread::hardware_concurrency() / 2, 1U, 4U);
   options.lock_memory = ParseLockMemory(config_.host_memory.lock_memory);

@@ -138,7 +138,7 @@ int Serve(const Config& config, int ready_fd) {
   daemon->Stop();
   Log(LogLevel::kInfo, "stopped");
   // Only a new process can use a GPU that is lost: the supervisor is to start one.
-  return daemon->failure().ok() ? EXIT_SUCCESS : kExitFailed;
+  return daemon->failure().ok() ? EXIT_SUCCESS : Fail(daemon->failure(), kExitFailed);
 }
 
 int Main(const std::vector<std::string>& arguments) {
