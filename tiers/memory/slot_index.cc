@@ -55,10 +55,15 @@ uint32_t EntryCrc(const FileId& file_id, uint64_t slot_idx, const SlotIndexEntry
                 Crc32c(std::as_bytes(std::span(place))));
 }
 
-void SetState(SlotIndexEntry* entry, uint32_t state) {
-  // Release: what the entry says is written before kLive is; a later process sees the memory as
-  // the kill left it.
-  std::atomic_ref(entry->state).store(state, std::memory_order_release);
+// A later process sees the memory as the kill left it. Release: what the entry says is written
+// before its state.
+void SetLive(SlotIndexEntry* entry) {
+  std::atomic_ref(entry->state).store(SlotIndexEntry::kLive, std::memory_order_release);
+}
+
+// Acquire: what comes after this, in the entry or in its slot, is written after it.
+void ClearState(SlotIndexEntry* entry) {
+  std::atomic_ref(entry->state).exchange(0, std::memory_order_acq_rel);
 }
 
 }  // namespace
@@ -112,18 +117,15 @@ void SlotIndex::Put(uint32_t frame_idx, uint64_t slot_idx, ReplicaId replica,
                        .payload_crc32c = meta.crc32c,
                        .replica = replica};
   entry.crc32c = EntryCrc(frame.file_id, slot_idx, entry);
-  SetState(target, 0);
-  std::atomic_signal_fence(std::memory_order_seq_cst);
+  ClearState(target);
   std::memcpy(reinterpret_cast<std::byte*>(target) + sizeof(target->state),
               reinterpret_cast<const std::byte*>(&entry) + sizeof(entry.state),
               sizeof(entry) - sizeof(entry.state));
-  SetState(target, SlotIndexEntry::kLive);
+  SetLive(target);
 }
 
 void SlotIndex::Clear(uint32_t frame_idx, uint64_t slot_idx) {
-  SetState(EntryAt(FrameAt(file_->memory(), segment_bytes_, frame_idx), slot_idx), 0);
-  // The slot's next bytes are written after this.
-  std::atomic_thread_fence(std::memory_order_seq_cst);
+  ClearState(EntryAt(FrameAt(file_->memory(), segment_bytes_, frame_idx), slot_idx));
 }
 
 absl::Status CheckLeftover(int fd, uint64_t bytes, uid_t uid) {
@@ -215,7 +217,7 @@ absl::StatusOr<BlockMeta> LeftoverIndex::Entry(const SlotIndexFrame& frame,
 }
 
 void LeftoverIndex::Erase(const SlotIndexFrame& frame, uint64_t slot_idx) {
-  SetState(EntryAt(FrameAt(memory_, header_.segment_bytes, frame.frame_idx), slot_idx), 0);
+  ClearState(EntryAt(FrameAt(memory_, header_.segment_bytes, frame.frame_idx), slot_idx));
 }
 
 }  // namespace kvtier
