@@ -43,7 +43,7 @@ struct DeviceRows {
   // bytes); `data` and layer_stride are not read then.
   void* const* layer_data = nullptr;
   // [layer_count][kv_head_count] or null, which is 1: what FP8 values are multiplied with. Finite,
-  // with a finite reciprocal, above 0.
+  // above 0; to gather, with a finite reciprocal.
   const float* scales = nullptr;
 };
 
@@ -62,9 +62,11 @@ struct DeviceBlocks {
   const BlockEntry* entries = nullptr;  // [entry_count_max], a multiple of 16 bytes.
   uint32_t entry_count_max = 0;
   const uint32_t* entry_count = nullptr;
-  // Layers and heads of this call. shape.layer_count layers are done; the first of them begins
-  // first_layer_offset bytes after the block (LayerOffset or TileOffset of it). All are NVFP4.
+  // Layers and heads of this call. shape.layer_count layers are done, all of one format; the first
+  // of them begins first_layer_offset bytes after the block (LayerOffset of it). A model of several
+  // formats takes a call for each run of layers that agree.
   BlockShape shape;
+  LayerFormat format = {};
   uint64_t first_layer_offset = 0;
 };
 

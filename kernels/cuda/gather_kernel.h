@@ -78,6 +78,12 @@ struct GatherSide {
   float inverse_scale = 0.0F;
 };
 
+// Only FP8 rows have a scale; the reciprocal is a function call.
+template <ElementType kType>
+KVTIER_DEVICE float InverseScale(float scale) {
+  return kType == ElementType::kFp8E4m3 ? ReciprocalRn(scale) : 1.0F;
+}
+
 template <typename Arch, ElementType kType>
 KVTIER_DEVICE void GatherPiece(const GatherSide& side, const RowsParams& rows, const Slot& slot,
                                uint32_t store, Global<std::byte> codes, Global<std::byte> scale,
@@ -115,19 +121,18 @@ KVTIER_DEVICE void GatherBody(const GatherParams& params) {
   const float g_v = LoadConstant<float>(transfer.g_v + source.scale_idx);
   const Global<uint32_t> counters =
       params.counters + static_cast<int64_t>(uint64_t{entry_idx} * params.counter_stride);
-  if (!IsGlobalScale(g_k) || !IsGlobalScale(g_v)) {
+  const float k_scale = ScaleOf(transfer.k, source.scale_idx);
+  const float v_scale = ScaleOf(transfer.v, source.scale_idx);
+  if (!IsGlobalScale(g_k) || !IsGlobalScale(g_v) || !IsReciprocalScale(k_scale) ||
+      !IsReciprocalScale(v_scale)) {
     if (ThreadX() == 0 && ThreadY() == 0) AddCounter(counters + 1, 1);
     return;
   }
-  const auto side_of = [&](const RowsParams& rows, float g) {
-    float inverse_scale = 1.0F;
-    if constexpr (kType == ElementType::kFp8E4m3) {
-      inverse_scale = ReciprocalRn(ScaleOf(rows, source.scale_idx));
-    }
-    return GatherSide{RowsOf(rows, source), MulRn(g, kCodeFactor), inverse_scale};
+  const auto side_of = [&](const RowsParams& rows, float g, float scale) {
+    return GatherSide{RowsOf(rows, source), MulRn(g, kCodeFactor), InverseScale<kType>(scale)};
   };
-  const GatherSide k = side_of(transfer.k, g_k);
-  const GatherSide v = side_of(transfer.v, g_v);
+  const GatherSide k = side_of(transfer.k, g_k, k_scale);
+  const GatherSide v = side_of(transfer.v, g_v, v_scale);
   const uint32_t store = ThreadX();
   const uint32_t vector = store / kStoresPerVector;
   const uint32_t part = store % kStoresPerVector * kCodeBytes;

@@ -128,27 +128,6 @@ class MlaReader {
     }
   }
 
-  // In accesses as wide as possible.
-  template <uint32_t kCount>
-  static KVTIER_DEVICE void LoadWords(Global<const std::byte> from, uint32_t (&words)[kCount]) {
-    if constexpr (kCount == 1) {
-      words[0] = LoadConstant(from.At<const uint32_t>(0));
-    } else if constexpr (kCount == 2) {
-      const auto both = LoadConstant(from.At<const Words2>(0));
-      words[0] = both.x;
-      words[1] = both.y;
-    } else {
-      KVTIER_UNROLL
-      for (uint32_t i = 0; i < kCount; i += 4) {
-        const auto four = LoadConstant(from.At<const Words4>(4 * i));
-        words[i] = four.x;
-        words[i + 1] = four.y;
-        words[i + 2] = four.z;
-        words[i + 3] = four.w;
-      }
-    }
-  }
-
   const MlaDecodeParams& params_;
   const DecodeItem& item_;
   float unit_;

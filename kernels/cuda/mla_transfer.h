@@ -28,8 +28,8 @@ struct MlaDeviceBlocks {
   const float* g = nullptr;  // [layer_count], of the latents.
 };
 
-// Seals many blocks, all layers, on `stream`: the bytes that SealMlaTile writes, but for the
-// payload and sign of a NaN in ropes of FP16 or FP8. The rest is as for SealBlocks.
+// Seals many blocks, all layers, on `stream`: the bytes that SealMlaTile writes. The rest is as for
+// SealBlocks.
 struct SealMlaBlocksArgs {
   MlaDeviceBlocks blocks;
   ScaleSearch search = ScaleSearch::kAmax6;
@@ -38,8 +38,7 @@ struct SealMlaBlocksArgs {
 };
 Status SealMlaBlocks(const SealMlaBlocksArgs& args, Stream stream);
 
-// Dequantizes many blocks: the bytes that GatherMlaTile writes, but for the payload and sign of a
-// NaN in a rope that becomes FP16 or FP8. The rest is as for GatherBlocks.
+// Dequantizes many blocks: the bytes that GatherMlaTile writes. The rest is as for GatherBlocks.
 struct GatherMlaBlocksArgs {
   MlaDeviceBlocks blocks;
   GatherCounters* counters = nullptr;

@@ -11,6 +11,7 @@
 #include "kernels/cuda/target.h"
 #include "kernels/cuda/transfer_device.h"
 #include "kernels/cuda/transfer_params.h"
+#include "kernels/cuda/wide_values.h"
 #include "kernels/mla_layout.h"
 
 // Sealing and gathering latents and ropes, with the parts of the kernels for K and V. A thread
@@ -19,40 +20,13 @@
 
 namespace kvtier::kernels::cuda::inline KVTIER_CUDA_FLAVOUR {
 
-// BF16 pairs whose NaNs become quiet and stay what they are otherwise, as the CPU's conversion.
-KVTIER_DEVICE uint32_t QuietBf16(uint32_t pair) {
-  const uint32_t low = (pair & 0x7FFFU) > 0x7F80U ? 0x40U : 0U;
-  const uint32_t high = (pair & 0x7FFF0000U) > 0x7F800000U ? 0x400000U : 0U;
-  return pair | low | high;
-}
-
-// FP32 values to a BF16 pair; the upper half of a NaN stays, quiet.
-KVTIER_DEVICE uint32_t RoundToBf16(float first, float second) {
-  const uint32_t rounded = PackBf162(first, second);
-  const uint32_t cut = PermuteBytes(BitsOf(first), BitsOf(second), 0x7632) | 0x00400040U;
-  const bool first_is_nan = (BitsOf(first) & 0x7FFFFFFFU) > 0x7F800000U;
-  const bool second_is_nan = (BitsOf(second) & 0x7FFFFFFFU) > 0x7F800000U;
-  const uint32_t low = (first_is_nan ? cut : rounded) & 0xFFFFU;
-  const uint32_t high = (second_is_nan ? cut : rounded) & 0xFFFF0000U;
-  return low | high;
-}
-
 // Dims [16 * piece, 16 * piece + 16) of a token's rope, from a row to the tile.
 template <typename Arch, ElementType kType>
 KVTIER_DEVICE void SealRope(Global<std::byte> row, uint32_t piece, float scale,
                             Global<std::byte> target) {
   const auto raw = LoadVector<kType>(row, piece);
   uint32_t pairs[8];
-  KVTIER_UNROLL
-  for (uint32_t i = 0; i < 8; ++i) {
-    if constexpr (kType == ElementType::kBf16) {
-      pairs[i] = QuietBf16(WordOf(raw.words[i / 4], i % 4));
-    } else {
-      float values[2];
-      UnpackPair<Arch, kType>(raw, i, scale, values);
-      pairs[i] = RoundToBf16(values[0], values[1]);
-    }
-  }
+  SealBf16<Arch>(raw, Transform{}, scale, pairs);
   StoreGlobal<Words4>(target.At<Words4>(0), Words4{pairs[0], pairs[1], pairs[2], pairs[3]});
   StoreGlobal<Words4>(target.At<Words4>(16), Words4{pairs[4], pairs[5], pairs[6], pairs[7]});
 }
@@ -68,14 +42,14 @@ KVTIER_DEVICE void MlaSealBody(const SealParams& params) {
       params.counters + static_cast<int64_t>(uint64_t{entry_idx} * params.counter_stride);
   const float g = LoadConstant<float>(transfer.g_k + target.scale_idx);
   const uint32_t vector = ThreadX();
-  if (!IsGlobalScale(g)) {
+  const float latent_scale = ScaleOf(transfer.k, target.scale_idx);
+  const float rope_scale = ScaleOf(transfer.v, target.scale_idx);
+  if (!IsGlobalScale(g) || !IsScale(latent_scale) || !IsScale(rope_scale)) {
     if (vector == 0 && ThreadY() == 0) AddCounter(counters + 2, 1);
     return;
   }
   const Global<std::byte> latents = RowsOf(transfer.k, target);
   const Global<std::byte> ropes = RowsOf(transfer.v, target);
-  const float latent_scale = ScaleOf(transfer.k, target.scale_idx);
-  const float rope_scale = ScaleOf(transfer.v, target.scale_idx);
   const SharedAddress scales = SharedBegin();
   KVTIER_NO_UNROLL
   for (uint32_t token = ThreadY(); token < shape.block_tokens; token += BlockSizeY()) {
@@ -103,37 +77,6 @@ KVTIER_DEVICE void MlaSealBody(const SealParams& params) {
   }
 }
 
-// 16 bytes of a token's rope, from BF16 in the tile to a row.
-template <typename Arch, ElementType kType>
-KVTIER_DEVICE void GatherRope(Global<std::byte> source, float inverse_scale,
-                              Global<std::byte> target) {
-  constexpr uint32_t kPairs = 8 / ElementBytes(kType);
-  uint32_t pairs[kPairs];
-  KVTIER_UNROLL
-  for (uint32_t i = 0; i < kPairs; i += 2) {
-    const auto words = LoadConstant<Words2>(source.At<const Words2>(4 * i));
-    pairs[i] = words.x;
-    pairs[i + 1] = words.y;
-  }
-  uint32_t words[4];
-  KVTIER_UNROLL
-  for (uint32_t part = 0; part < (kPairs == 8 ? 2 : 1); ++part) {
-    if constexpr (kType == ElementType::kBf16) {
-      KVTIER_UNROLL
-      for (uint32_t i = 0; i < 4; ++i) words[i] = QuietBf16(pairs[i]);
-    } else {
-      float values[8] = {};
-      KVTIER_UNROLL
-      for (uint32_t i = 0; i < (kPairs < 4 ? kPairs : 4); ++i) {
-        values[2 * i] = FirstBf16(pairs[4 * part + i]);
-        values[2 * i + 1] = SecondBf16(pairs[4 * part + i]);
-      }
-      PackValues<Arch, kType>(values, inverse_scale, words + 2 * part);
-    }
-  }
-  StoreGlobal<Words4>(target.At<Words4>(0), Words4{words[0], words[1], words[2], words[3]});
-}
-
 template <typename Arch, ElementType kType>
 KVTIER_DEVICE void MlaGatherBody(const GatherParams& params) {
   constexpr uint32_t kStoresPerVector = ElementBytes(kType);
@@ -148,18 +91,16 @@ KVTIER_DEVICE void MlaGatherBody(const GatherParams& params) {
   const Global<uint32_t> counters =
       params.counters + static_cast<int64_t>(uint64_t{entry_idx} * params.counter_stride);
   const uint32_t store = ThreadX();
-  if (!IsGlobalScale(g)) {
+  const float latent_scale = ScaleOf(transfer.k, source.scale_idx);
+  const float rope_scale = ScaleOf(transfer.v, source.scale_idx);
+  if (!IsGlobalScale(g) || !IsReciprocalScale(latent_scale) || !IsReciprocalScale(rope_scale)) {
     if (store == 0 && ThreadY() == 0) AddCounter(counters + 1, 1);
     return;
   }
-  const auto inverse_scale = [&](const RowsParams& rows) {
-    if constexpr (kType != ElementType::kFp8E4m3) return 1.0F;
-    return ReciprocalRn(ScaleOf(rows, source.scale_idx));
-  };
   const GatherSide latent{RowsOf(transfer.k, source), MulRn(g, kCodeFactor),
-                          inverse_scale(transfer.k)};
+                          InverseScale<kType>(latent_scale)};
   const Global<std::byte> ropes = RowsOf(transfer.v, source);
-  const float inverse_rope_scale = inverse_scale(transfer.v);
+  const float inverse_rope_scale = InverseScale<kType>(rope_scale);
   const uint32_t vector = store / kStoresPerVector;
   const uint32_t part = store % kStoresPerVector * kStoreValues / 2;
   for (uint32_t token = ThreadY(); token < shape.block_tokens; token += BlockSizeY()) {
@@ -169,9 +110,10 @@ KVTIER_DEVICE void MlaGatherBody(const GatherParams& params) {
                              source.tile.At<std::byte>(MlaScaleByteOffset(shape, token, vector)),
                              counters);
     if (store < kMlaRopeDim / kStoreValues) {
-      GatherRope<Arch, kType>(
-          source.tile.At<std::byte>(MlaRopeElementOffset(shape, token, kStoreValues * store)),
-          inverse_rope_scale, RowAt(ropes, transfer.v, slot).At<std::byte>(16U * store));
+      const uint64_t rope = MlaRopeElementOffset(shape, token, kStoreValues * store);
+      StoreGlobal<Words4>(
+          RowAt(ropes, transfer.v, slot).template At<Words4>(16U * store),
+          GatherBf16<Arch, kType>(source.tile.At<std::byte>(rope), inverse_rope_scale));
     }
   }
 }

@@ -124,6 +124,13 @@ KVTIER_DEVICE bool IsGlobalScale(float g) {
   return (bits & 0x807FFFFFU) == 0 && bits >= BitsOf(0x1p-100F) && bits <= BitsOf(0x1p100F);
 }
 
+// Finite and above 0; and with a finite reciprocal too, which 2^-128 and less have not. In bits.
+KVTIER_DEVICE bool IsScale(float scale) { return BitsOf(scale) - 1U < 0x7F7FFFFFU; }
+KVTIER_DEVICE bool IsReciprocalScale(float scale) {
+  constexpr uint32_t kLeast = 0x00200001U;
+  return BitsOf(scale) - kLeast < 0x7F800000U - kLeast;
+}
+
 // 1 / g, exact. Requires: IsGlobalScale(g).
 KVTIER_DEVICE float InverseOfPowerOfTwo(float g) { return FloatOf((254U << 23) - BitsOf(g)); }
 

@@ -308,6 +308,28 @@ KVTIER_DEVICE uint32_t AddAcquireRelease(Global<uint32_t> word, uint32_t value K
 
 #endif
 
+// Words of memory that nobody writes, in accesses as wide as their count allows: 1, 2 or a multiple
+// of 4.
+template <typename Byte, uint32_t kCount>
+KVTIER_DEVICE void LoadWords(Global<Byte> source, uint32_t (&words)[kCount]) {
+  if constexpr (kCount == 1) {
+    words[0] = LoadConstant<uint32_t>(source.template At<const uint32_t>(0));
+  } else if constexpr (kCount == 2) {
+    const auto both = LoadConstant<Words2>(source.template At<const Words2>(0));
+    words[0] = both.x;
+    words[1] = both.y;
+  } else {
+    KVTIER_UNROLL
+    for (uint32_t i = 0; i < kCount; i += 4) {
+      const auto four = LoadConstant<Words4>(source.template At<const Words4>(4 * i));
+      words[i] = four.x;
+      words[i + 1] = four.y;
+      words[i + 2] = four.z;
+      words[i + 3] = four.w;
+    }
+  }
+}
+
 KVTIER_DEVICE void MbarrierWait(SharedAddress barrier, uint32_t parity) {
   while (!MbarrierTryWait(barrier, parity)) {
   }

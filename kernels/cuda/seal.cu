@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cuda_runtime.h>
 
+#include "kernels/cuda/mixed_transfer_kernel.h"
 #include "kernels/cuda/seal.h"
 #include "kernels/cuda/seal_kernel.h"
 #include "kernels/cuda/transfer_params.h"
@@ -14,18 +15,29 @@ SealKernel(const __grid_constant__ SealParams params) {
   SealBody<CurrentArch, kType>(params);
 }
 
+template <ElementType kType>
+KVTIER_KERNEL(kTransferThreadsMax)
+SealMixedKernel(const __grid_constant__ SealParams params) {
+  MixedSealBody<CurrentArch, kType>(params);
+}
+
 using Kernel = void (*)(SealParams);
 
-Kernel KernelOf(ElementType type) {
+template <ElementType kType>
+Kernel KernelOf(const LayerFormat& format) {
+  return format == LayerFormat{} ? SealKernel<kType> : SealMixedKernel<kType>;
+}
+
+Kernel KernelOf(ElementType type, const LayerFormat& format) {
   switch (type) {
     case ElementType::kBf16:
-      return SealKernel<ElementType::kBf16>;
+      return KernelOf<ElementType::kBf16>(format);
     case ElementType::kFp16:
-      return SealKernel<ElementType::kFp16>;
+      return KernelOf<ElementType::kFp16>(format);
     case ElementType::kFp32:
-      return SealKernel<ElementType::kFp32>;
+      return KernelOf<ElementType::kFp32>(format);
     case ElementType::kFp8E4m3:
-      return SealKernel<ElementType::kFp8E4m3>;
+      return KernelOf<ElementType::kFp8E4m3>(format);
   }
   return nullptr;
 }
@@ -36,9 +48,9 @@ Status SealBlocks(const SealBlocksArgs& args, Stream stream) {
   SealPlan plan;
   if (const Status status = PlanSeal(args, &plan); !status.ok()) return status;
   const LaunchShape& shape = plan.shape;
-  KernelOf(args.k.type)<<<dim3(shape.grid_x, shape.grid_y, shape.grid_z),
-                          dim3(shape.block_x, shape.block_y), shape.shared_bytes, stream>>>(
-      plan.params);
+  const Kernel kernel = KernelOf(args.k.type, args.blocks.format);
+  kernel<<<dim3(shape.grid_x, shape.grid_y, shape.grid_z), dim3(shape.block_x, shape.block_y),
+           shape.shared_bytes, stream>>>(plan.params);
   if (cudaGetLastError() != cudaSuccess) {
     return Status::Unavailable("the device refused to launch the seal kernel");
   }

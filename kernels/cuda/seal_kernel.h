@@ -18,20 +18,28 @@
 
 namespace kvtier::kernels::cuda::inline KVTIER_CUDA_FLAVOUR {
 
-// The 16 values of a vector as loaded.
-template <ElementType kType>
+// The values of a vector (16) or of half a vector (8) as loaded.
+template <ElementType kType, uint32_t kValues = 16>
 struct RawVector {
-  static constexpr uint32_t kLoads = ElementBytes(kType);  // 16 elements, 16 bytes a load.
+  static constexpr uint32_t kBytes = kValues * ElementBytes(kType);
+  static constexpr uint32_t kLoads = (kBytes + 15) / 16;
   Words4 words[kLoads];
 };
 
-template <ElementType kType>
-KVTIER_DEVICE RawVector<kType> LoadVector(Global<std::byte> row, uint32_t vector) {
-  RawVector<kType> result;
-  KVTIER_UNROLL
-  for (uint32_t i = 0; i < RawVector<kType>::kLoads; ++i) {
-    const uint64_t offset = vector * (16U * RawVector<kType>::kLoads) + 16U * i;
-    result.words[i] = LoadConstant<Words4>(row.At<const Words4>(offset));
+// Values [kValues * idx, kValues * idx + kValues) of a row.
+template <ElementType kType, uint32_t kValues = 16>
+KVTIER_DEVICE RawVector<kType, kValues> LoadVector(Global<std::byte> row, uint32_t idx) {
+  using Raw = RawVector<kType, kValues>;
+  Raw result;
+  if constexpr (Raw::kBytes == 8) {
+    const auto words = LoadConstant<Words2>(row.At<const Words2>(idx * Raw::kBytes));
+    result.words[0] = {words.x, words.y, 0, 0};
+  } else {
+    KVTIER_UNROLL
+    for (uint32_t i = 0; i < Raw::kLoads; ++i) {
+      const uint64_t offset = idx * Raw::kBytes + 16U * i;
+      result.words[i] = LoadConstant<Words4>(row.At<const Words4>(offset));
+    }
   }
   return result;
 }
@@ -41,8 +49,8 @@ KVTIER_DEVICE uint32_t WordOf(const Words4& words, uint32_t idx) {
 }
 
 // Values 2 * pair and 2 * pair + 1 in FP32; FP8 times `scale`.
-template <typename Arch, ElementType kType>
-KVTIER_DEVICE void UnpackPair(const RawVector<kType>& raw, uint32_t pair, float scale,
+template <typename Arch, ElementType kType, uint32_t kValues>
+KVTIER_DEVICE void UnpackPair(const RawVector<kType, kValues>& raw, uint32_t pair, float scale,
                               float (&values)[2]) {
   if constexpr (kType == ElementType::kFp32) {
     values[0] = FloatOf(WordOf(raw.words[pair / 2], pair % 2 * 2));
@@ -66,6 +74,17 @@ struct Transform {
   Global<const float> inverse_smooth;
 };
 
+// Of channels 4 * idx to 4 * idx + 3.
+KVTIER_DEVICE void TransformFour(const Transform& transform, uint32_t idx, float (&values)[2][2]) {
+  const auto mean = LoadConstant<Words4>(transform.mean.At<const Words4>(16U * idx));
+  const auto factor = LoadConstant<Words4>(transform.inverse_smooth.At<const Words4>(16U * idx));
+  KVTIER_UNROLL
+  for (uint32_t i = 0; i < 4; ++i) {
+    float& x = values[i / 2][i % 2];
+    x = MulRn(SubRn(x, FloatOf(WordOf(mean, i))), FloatOf(WordOf(factor, i)));
+  }
+}
+
 template <typename Arch, ElementType kType>
 KVTIER_DEVICE EncodedVector EncodeTransformed(const RawVector<kType>& raw,
                                               const Transform& transform, float scale, float g,
@@ -73,19 +92,12 @@ KVTIER_DEVICE EncodedVector EncodeTransformed(const RawVector<kType>& raw,
   uint32_t pairs[8];
   KVTIER_UNROLL
   for (uint32_t i = 0; i < 4; ++i) {
-    const auto mean = LoadConstant<Words4>(transform.mean.At<const Words4>(16U * i));
-    const auto factor = LoadConstant<Words4>(transform.inverse_smooth.At<const Words4>(16U * i));
-    KVTIER_UNROLL
-    for (uint32_t j = 0; j < 2; ++j) {
-      float values[2];
-      UnpackPair<Arch, kType>(raw, 2 * i + j, scale, values);
-      KVTIER_UNROLL
-      for (uint32_t e = 0; e < 2; ++e) {
-        values[e] = MulRn(SubRn(values[e], FloatOf(WordOf(mean, 2 * j + e))),
-                          FloatOf(WordOf(factor, 2 * j + e)));
-      }
-      pairs[2 * i + j] = PackBf162(values[0], values[1]);
-    }
+    float values[2][2];
+    UnpackPair<Arch, kType>(raw, 2 * i, scale, values[0]);
+    UnpackPair<Arch, kType>(raw, 2 * i + 1, scale, values[1]);
+    TransformFour(transform, i, values);
+    pairs[2 * i] = PackBf162(values[0][0], values[0][1]);
+    pairs[2 * i + 1] = PackBf162(values[1][0], values[1][1]);
   }
   return EncodeVector<Arch, true>(pairs, g, four_over_six);
 }
@@ -149,7 +161,8 @@ KVTIER_DEVICE void SealBody(const SealParams& params) {
                         LoadConstant<float>(transfer.g_v + target.scale_idx),
                         ScaleOf(transfer.v, target.scale_idx)};
   const uint32_t vector = ThreadX();
-  if (!IsGlobalScale(k_side.g) || !IsGlobalScale(v_side.g)) {
+  if (!IsGlobalScale(k_side.g) || !IsGlobalScale(v_side.g) || !IsScale(k_side.scale) ||
+      !IsScale(v_side.scale)) {
     if (vector == 0 && ThreadY() == 0) AddCounter(counters + 2, 1);
     return;
   }

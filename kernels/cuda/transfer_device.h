@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/cuda/nvfp4_device.h"
 #include "kernels/cuda/primitives.h"
 #include "kernels/cuda/target.h"
 #include "kernels/cuda/transfer_params.h"
@@ -63,6 +64,14 @@ KVTIER_DEVICE TransferTile FindTile(const TransferParams& params, uint32_t entry
 
 KVTIER_DEVICE float ScaleOf(const RowsParams& rows, uint32_t scale_idx) {
   return rows.scales.is_null() ? 1.0F : LoadConstant<float>(rows.scales + scale_idx);
+}
+
+// What a side of a tile is multiplied with, and whether its format allows it.
+KVTIER_DEVICE float SideScaleOf(Global<const float> g, uint32_t scale_idx) {
+  return g.is_null() ? 1.0F : LoadConstant<float>(g + scale_idx);
+}
+KVTIER_DEVICE bool IsSideScale(SideFormat format, float g) {
+  return format == SideFormat::kNvfp4 ? IsGlobalScale(g) : IsReciprocalScale(g);
 }
 
 // The rows of (layer, head); add the offset of a slot.

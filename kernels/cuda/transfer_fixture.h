@@ -38,6 +38,7 @@ struct TransferCase {
   uint32_t entry_count = 3;
   int g_exponent = -6;
   uint64_t first_layer_offset = 0;
+  LayerFormat format = {};
 };
 
 // A cache of rows, blocks, scales: all the memory of one case, on the host. Rows are a random
@@ -56,8 +57,14 @@ class TransferData {
   // The rows that GatherTile gives from `blocks`, over what `rows` held.
   std::vector<std::byte> ExpectedRows(std::span<const std::byte> blocks) const;
 
-  uint64_t block_bytes() const { return case_.first_layer_offset + BlockBytes(case_.shape); }
-  uint64_t tile_bytes() const { return TileBytes(TileOf(case_.shape)); }
+  // Bytes that a tile of the case's format can hold: any, but for scale bytes and NaNs of FP8.
+  void FillBlocks();
+
+  uint64_t block_bytes() const {
+    return case_.first_layer_offset +
+           case_.shape.layer_count * case_.shape.kv_head_count * tile_bytes();
+  }
+  uint64_t tile_bytes() const { return TileBytes(TileOf(case_.shape), case_.format); }
 
   TransferCase case_;
   emu::DeviceBuffer<std::byte> rows_;
@@ -127,7 +134,9 @@ inline TransferData::TransferData(const TransferCase& test_case, uint64_t seed)
                                                      ElementBytes(case_.type));
     }
     for (uint64_t i = 0; i < tile_count; ++i) {
-      g_[side].push_back(std::ldexp(1.0F, case_.g_exponent + static_cast<int>(random_() % 4) - 2));
+      const float g = std::ldexp(1.0F, case_.g_exponent + static_cast<int>(random_() % 4) - 2);
+      const bool is_fp8 = (side == 0 ? case_.format.k : case_.format.v) == SideFormat::kFp8;
+      g_[side].push_back(is_fp8 ? g * (1.0F + static_cast<float>(random_() % 1000) / 1000.0F) : g);
       scales_[side].push_back(case_.type == ElementType::kFp8E4m3
                                   ? 0.5F + static_cast<float>(random_() % 100) / 64.0F
                                   : 1.0F);
@@ -199,6 +208,7 @@ inline DeviceBlocks TransferData::Blocks() {
           .entry_count_max = case_.entry_count,
           .entry_count = entry_count_.data(),
           .shape = case_.shape,
+          .format = case_.format,
           .first_layer_offset = case_.first_layer_offset};
 }
 
@@ -210,7 +220,8 @@ void TransferData::ForEachTile(const Visit& visit) const {
     for (uint32_t layer = 0; layer < case_.shape.layer_count; ++layer) {
       for (uint32_t head = 0; head < case_.shape.kv_head_count; ++head) {
         visit(entry, layer, head, layer * case_.shape.kv_head_count + head,
-              block + case_.first_layer_offset + TileOffset(case_.shape, layer, head));
+              block + case_.first_layer_offset +
+                  (layer * case_.shape.kv_head_count + head) * tile_bytes());
       }
     }
   }
@@ -238,6 +249,24 @@ RowsType TransferData::CpuRows(bool is_v, uint32_t entry, uint32_t layer, uint32
   return rows;
 }
 
+inline void TransferData::FillBlocks() {
+  for (auto& byte : blocks_) byte = static_cast<std::byte>(random_());
+  const TileShape tile = TileOf(case_.shape);
+  ForEachTile([&](uint32_t, uint32_t, uint32_t, uint32_t, uint64_t offset) {
+    std::byte* side = blocks_.data() + offset;
+    for (const SideFormat format : {case_.format.k, case_.format.v}) {
+      const uint64_t bytes = SideBytes(tile, format);
+      for (uint64_t i = 0; format == SideFormat::kFp8 && i < bytes; ++i) {
+        if ((side[i] & std::byte{0x7F}) == std::byte{0x7F}) side[i] = std::byte{0};
+      }
+      for (uint64_t i = DataBytes(tile); format == SideFormat::kNvfp4 && i < bytes; ++i) {
+        side[i] = static_cast<std::byte>(random_() % 0x7F);
+      }
+      side += bytes;
+    }
+  });
+}
+
 inline std::vector<std::byte> TransferData::ExpectedBlocks(SealStats* stats) const {
   std::vector<std::byte> result(blocks_.begin(), blocks_.end());
   auto* rows = const_cast<std::byte*>(rows_.data());
@@ -252,10 +281,10 @@ inline std::vector<std::byte> TransferData::ExpectedBlocks(SealStats* stats) con
           options.k_mean = std::span(mean_).subspan(scale_idx * dim, dim);
           options.k_smooth = std::span(smooth_).subspan(scale_idx * dim, dim);
         }
-        const Status status =
-            SealTile(TileOf(case_.shape), CpuRows<ConstRows>(false, entry, layer, head, rows),
-                     CpuRows<ConstRows>(true, entry, layer, head, rows), options,
-                     std::span(result).subspan(offset, tile_bytes()), stats);
+        const Status status = SealTile(TileOf(case_.shape), case_.format,
+                                       CpuRows<ConstRows>(false, entry, layer, head, rows),
+                                       CpuRows<ConstRows>(true, entry, layer, head, rows), options,
+                                       std::span(result).subspan(offset, tile_bytes()), stats);
         if (!status.ok()) std::abort();
       });
   return result;
@@ -266,7 +295,7 @@ inline std::vector<std::byte> TransferData::ExpectedRows(std::span<const std::by
   ForEachTile(
       [&](uint32_t entry, uint32_t layer, uint32_t head, uint32_t scale_idx, uint64_t offset) {
         const Status status =
-            GatherTile(TileOf(case_.shape), blocks.subspan(offset, tile_bytes()),
+            GatherTile(TileOf(case_.shape), case_.format, blocks.subspan(offset, tile_bytes()),
                        {.g_k = g_[0][scale_idx], .g_v = g_[1][scale_idx], .isa = Isa::kScalar},
                        CpuRows<MutableRows>(false, entry, layer, head, result.data()),
                        CpuRows<MutableRows>(true, entry, layer, head, result.data()));

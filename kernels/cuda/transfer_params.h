@@ -10,6 +10,7 @@
 #include "kernels/cuda/seal.h"
 #include "kernels/cuda/target.h"
 #include "kernels/status.h"
+#include "kernels/tile_layout.h"
 
 // Internal: what the host hands to the seal and gather kernels, and how it makes that.
 
@@ -45,6 +46,7 @@ struct PagesParams {
   uint32_t shift = 0;
 };
 
+// Sides that are not NVFP4 have no scales; their data are rows.
 struct TileParams {
   uint32_t block_tokens = 0;
   uint32_t vector_count = 0;  // Of a token: head_dim / 16.
@@ -52,6 +54,7 @@ struct TileParams {
   uint32_t v_data_offset = 0;
   uint32_t v_scale_offset = 0;
   uint32_t tile_bytes = 0;
+  LayerFormat format = {};
 };
 
 struct TransferParams {
@@ -62,7 +65,7 @@ struct TransferParams {
   RowsParams k;
   RowsParams v;
   PagesParams pages;
-  Global<const float> g_k;
+  Global<const float> g_k;  // Null for BF16 sides.
   Global<const float> g_v;
   uint32_t kv_head_count = 0;
 };
@@ -91,7 +94,9 @@ struct GatherPlan {
   LaunchShape shape;
 };
 
-// Checks the arguments and plans the launch. Pure. Errors: kInvalidArgument.
+// Checks the arguments and plans the launch, of the kernels for NVFP4 (seal_kernel.h,
+// gather_kernel.h) or of those for any format (mixed_transfer_kernel.h). Pure. Errors:
+// kInvalidArgument.
 Status PlanSeal(const SealBlocksArgs& args, SealPlan* plan);
 Status PlanGather(const GatherBlocksArgs& args, GatherPlan* plan);
 

@@ -1,209 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <span>
+#include <cstring>
 #include <string>
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kernels/cuda/emu/launch.h"
-#include "kernels/cuda/gather_kernel.h"
-#include "kernels/cuda/seal_kernel.h"
-#include "kernels/cuda/transfer_fixture.h"
-#include "kernels/cuda/transfer_params.h"
+#include "kernels/cuda/transfer_runner.h"
 
-// The seal and gather kernels, executed by the machine of emu/, give the bits of SealTile and
-// GatherTile on every architecture and under every schedule.
+// The seal and gather kernels for NVFP4, executed by the machine of emu/, give the bits of SealTile
+// and GatherTile on every architecture and under every schedule.
 
 namespace kvtier::kernels::cuda {
 namespace {
 
-constexpr uint64_t kSeed = 20261129;
-
-template <typename Arch>
-auto SealBodyOf(ElementType type) {
-  switch (type) {
-    case ElementType::kBf16:
-      return &SealBody<Arch, ElementType::kBf16>;
-    case ElementType::kFp16:
-      return &SealBody<Arch, ElementType::kFp16>;
-    case ElementType::kFp32:
-      return &SealBody<Arch, ElementType::kFp32>;
-    case ElementType::kFp8E4m3:
-      break;
-  }
-  return &SealBody<Arch, ElementType::kFp8E4m3>;
-}
-
-template <typename Arch>
-auto GatherBodyOf(ElementType type) {
-  switch (type) {
-    case ElementType::kBf16:
-      return &GatherBody<Arch, ElementType::kBf16>;
-    case ElementType::kFp16:
-      return &GatherBody<Arch, ElementType::kFp16>;
-    case ElementType::kFp32:
-      return &GatherBody<Arch, ElementType::kFp32>;
-    case ElementType::kFp8E4m3:
-      break;
-  }
-  return &GatherBody<Arch, ElementType::kFp8E4m3>;
-}
-
-emu::LaunchConfig ConfigOf(const LaunchShape& shape, uint64_t seed) {
-  return {.grid = {shape.grid_x, shape.grid_y, shape.grid_z},
-          .block = {shape.block_x, shape.block_y},
-          .shared_bytes = shape.shared_bytes,
-          .seed = seed};
-}
-
-void AddMetadata(TransferData& data, emu::Memory* memory) {
-  memory->AddInput(std::span<const BlockEntry>(data.entries_));
-  memory->AddInput(std::span<const uint32_t>(data.entry_count_));
-  memory->AddInput(std::span<const uint32_t>(data.page_table_));
-  for (const uint32_t side : {0U, 1U}) {
-    memory->AddInput(std::span<void* const>(data.layer_data_[side]));
-    memory->AddInput(std::span<const float>(data.g_[side]));
-    memory->AddInput(std::span<const float>(data.scales_[side]));
-  }
-  memory->AddInput(std::span<const float>(data.mean_));
-  memory->AddInput(std::span<const float>(data.inverse_smooth_));
-}
-
-struct SealRun {
-  emu::Report report;
-  SealCounters counters;
-};
-
-SealBlocksArgs SealArgs(TransferData& data, SealCounters* counters) {
-  SealBlocksArgs args{.blocks = data.Blocks(),
-                      .k = data.Rows(false),
-                      .v = data.Rows(true),
-                      .pages = data.Pages(),
-                      .g_k = data.g_[0].data(),
-                      .g_v = data.g_[1].data(),
-                      .search = data.case_.search,
-                      .counters = counters};
-  if (data.case_.has_transform) {
-    args.k_mean = data.mean_.data();
-    args.k_inverse_smooth = data.inverse_smooth_.data();
-  }
-  return args;
-}
-
-template <typename Arch>
-SealRun RunSeal(TransferData& data, uint64_t seed) {
-  SealRun run;
-  emu::DeviceBuffer<SealCounters> counters(1);
-  SealPlan plan;
-  const Status status = PlanSeal(SealArgs(data, counters.data()), &plan);
-  EXPECT_TRUE(status.ok()) << status.message();
-  emu::Memory memory;
-  AddMetadata(data, &memory);
-  memory.AddInput(std::span<const std::byte>(data.rows_));
-  memory.AddOutput(std::span(data.blocks_));
-  memory.AddInOut(std::span(counters));
-  run.report = emu::Launch(ConfigOf(plan.shape, seed), memory, SealBodyOf<Arch>(data.case_.type),
-                           plan.params);
-  run.counters = counters[0];
-  return run;
-}
-
-GatherBlocksArgs GatherArgs(TransferData& data, GatherCounters* counters) {
-  return {.blocks = data.Blocks(),
-          .k = data.Rows(false),
-          .v = data.Rows(true),
-          .pages = data.Pages(),
-          .g_k = data.g_[0].data(),
-          .g_v = data.g_[1].data(),
-          .counters = counters};
-}
-
-template <typename Arch>
-emu::Report RunGather(TransferData& data, uint64_t seed, GatherCounters* counted) {
-  emu::DeviceBuffer<GatherCounters> counters(1);
-  GatherPlan plan;
-  const Status status = PlanGather(GatherArgs(data, counters.data()), &plan);
-  EXPECT_TRUE(status.ok()) << status.message();
-  emu::Memory memory;
-  AddMetadata(data, &memory);
-  memory.AddInput(std::span<const std::byte>(data.blocks_));
-  memory.AddOutput(std::span(data.rows_));
-  memory.AddInOut(std::span(counters));
-  emu::Report report = emu::Launch(ConfigOf(plan.shape, seed), memory,
-                                   GatherBodyOf<Arch>(data.case_.type), plan.params);
-  *counted = counters[0];
-  return report;
-}
-
-std::string NameOf(const TransferCase& test_case, uint64_t seed) {
-  return "T " + std::to_string(test_case.shape.block_tokens) + " d " +
-         std::to_string(test_case.shape.head_dim) + " type " +
-         std::to_string(static_cast<int>(test_case.type)) + " page " +
-         std::to_string(test_case.page_tokens) + " seed " + std::to_string(seed);
-}
-
-template <typename Arch>
-void CheckSeal(const TransferCase& test_case, uint64_t seed) {
-  TransferData data(test_case, seed);
-  SealStats stats;
-  const std::vector<std::byte> expected = data.ExpectedBlocks(&stats);
-  const SealRun run = RunSeal<Arch>(data, seed % 2 == 0 ? 0 : seed);
-  ASSERT_TRUE(run.report.ok()) << run.report.ToString() << NameOf(test_case, seed);
-  EXPECT_EQ(run.report.BankConflicts(), 0U) << run.report.ToString() << NameOf(test_case, seed);
-  const auto difference = std::mismatch(expected.begin(), expected.end(), data.blocks_.begin());
-  ASSERT_EQ(difference.first, expected.end())
-      << "byte " << difference.first - expected.begin() << " " << NameOf(test_case, seed);
-  EXPECT_EQ(run.counters.nonfinite_count, stats.nonfinite_count) << NameOf(test_case, seed);
-  EXPECT_EQ(run.counters.saturated_count, stats.saturated_count) << NameOf(test_case, seed);
-  EXPECT_EQ(run.counters.refused_count, 0U);
-}
-
-template <typename Arch>
-void CheckGather(const TransferCase& test_case, uint64_t seed) {
-  TransferData data(test_case, seed);
-  std::mt19937_64 random(seed);
-  for (auto& byte : data.blocks_) byte = static_cast<std::byte>(random());
-  // Any code is valid; scale bytes are 0x00 to 0x7E.
-  const TileShape tile = TileOf(test_case.shape);
-  const uint64_t first = data.Blocks().first_layer_offset;
-  const uint64_t tile_count = uint64_t{test_case.shape.layer_count} * test_case.shape.kv_head_count;
-  for (uint64_t block = 0; block < test_case.entry_count; ++block) {
-    for (uint64_t i = 0; i < tile_count; ++i) {
-      std::byte* begin =
-          data.blocks_.data() + block * data.block_bytes() + first + i * data.tile_bytes();
-      for (uint64_t j = 0; j < ScaleBytes(tile); ++j) {
-        begin[KScaleOffset(tile) + j] = static_cast<std::byte>(random() % 0x7F);
-        begin[VScaleOffset(tile) + j] = static_cast<std::byte>(random() % 0x7F);
-      }
-    }
-  }
-  const std::vector<std::byte> expected = data.ExpectedRows(data.blocks_);
-  GatherCounters counters;
-  const emu::Report report = RunGather<Arch>(data, seed % 2 == 0 ? 0 : seed, &counters);
-  ASSERT_TRUE(report.ok()) << report.ToString() << NameOf(test_case, seed);
-  const auto difference = std::mismatch(expected.begin(), expected.end(), data.rows_.begin());
-  ASSERT_EQ(difference.first, expected.end())
-      << "byte " << difference.first - expected.begin() << " " << NameOf(test_case, seed);
-  EXPECT_EQ(counters.invalid_count, 0U);
-  EXPECT_EQ(counters.refused_count, 0U);
-}
-
 template <typename Arch>
 class Transfer : public testing::Test {};
-using Archs = testing::Types<Sm80, Sm89, Sm100>;
-class ArchNames {
- public:
-  template <typename Arch>
-  static std::string GetName(int) {
-    return Arch::kConvertsE2m1 ? "Sm100" : Arch::kConvertsE4m3 ? "Sm89" : "Sm80";
-  }
-};
 TYPED_TEST_SUITE(Transfer, Archs, ArchNames);
-
-constexpr ElementType kTypes[] = {ElementType::kBf16, ElementType::kFp16, ElementType::kFp32,
-                                  ElementType::kFp8E4m3};
 
 // Every shape, with types, pages, transforms and searches taking turns; of the large ones a third
 // for each architecture.
@@ -323,11 +138,6 @@ TYPED_TEST(Transfer, EncodesEveryBf16UnderScales) {
     }
   }
 }
-
-const TransferCase kUsual{
-    .shape = {.layer_count = 2, .kv_head_count = 2, .block_tokens = 64, .head_dim = 128},
-    .page_tokens = 16,
-    .entry_count = 2};
 
 TEST(TransferAccess, FillsSectorsForTheUsualShape) {
   TransferData data(kUsual, kSeed);

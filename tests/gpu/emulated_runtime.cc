@@ -17,6 +17,11 @@
 #include "kernels/cuda/decode_plan.h"
 #include "kernels/cuda/emu/launch.h"
 #include "kernels/cuda/gather_kernel.h"
+#include "kernels/cuda/mixed_transfer_kernel.h"
+#include "kernels/cuda/mla_decode_kernel.h"
+#include "kernels/cuda/mla_decode_plan.h"
+#include "kernels/cuda/mla_transfer_kernel.h"
+#include "kernels/cuda/mla_transfer_plan.h"
 #include "kernels/cuda/seal_kernel.h"
 #include "kernels/cuda/transfer_params.h"
 #include "tests/gpu/primitive_cases.h"
@@ -67,6 +72,9 @@ kvtier::kernels::cuda::emu::LaunchConfig ConfigOf(const kvtier::kernels::cuda::L
           .shared_bytes = shape.shared_bytes};
 }
 
+constexpr kvtier::kernels::cuda::DeviceLimits kEmulatedLimits{
+    .multiprocessor_count = 2, .shared_bytes_per_block = 232448, .copies_bulk = true};
+
 }  // namespace
 
 namespace kvtier::kernels::cuda {
@@ -78,7 +86,12 @@ Status SealBlocks(const SealBlocksArgs& args, Stream) {
   constexpr Body kBodies[] = {
       &SealBody<Sm90, ElementType::kBf16>, &SealBody<Sm90, ElementType::kFp16>,
       &SealBody<Sm90, ElementType::kFp32>, &SealBody<Sm90, ElementType::kFp8E4m3>};
-  Run(ConfigOf(plan.shape), kBodies[static_cast<size_t>(args.k.type)], plan.params);
+  constexpr Body kMixedBodies[] = {
+      &MixedSealBody<Sm90, ElementType::kBf16>, &MixedSealBody<Sm90, ElementType::kFp16>,
+      &MixedSealBody<Sm90, ElementType::kFp32>, &MixedSealBody<Sm90, ElementType::kFp8E4m3>};
+  const auto type = static_cast<size_t>(args.k.type);
+  Run(ConfigOf(plan.shape),
+      args.blocks.format == LayerFormat{} ? kBodies[type] : kMixedBodies[type], plan.params);
   return Status();
 }
 
@@ -89,15 +102,18 @@ Status GatherBlocks(const GatherBlocksArgs& args, Stream) {
   constexpr Body kBodies[] = {
       &GatherBody<Sm90, ElementType::kBf16>, &GatherBody<Sm90, ElementType::kFp16>,
       &GatherBody<Sm90, ElementType::kFp32>, &GatherBody<Sm90, ElementType::kFp8E4m3>};
-  Run(ConfigOf(plan.shape), kBodies[static_cast<size_t>(args.k.type)], plan.params);
+  constexpr Body kMixedBodies[] = {
+      &MixedGatherBody<Sm90, ElementType::kBf16>, &MixedGatherBody<Sm90, ElementType::kFp16>,
+      &MixedGatherBody<Sm90, ElementType::kFp32>, &MixedGatherBody<Sm90, ElementType::kFp8E4m3>};
+  const auto type = static_cast<size_t>(args.k.type);
+  Run(ConfigOf(plan.shape),
+      args.blocks.format == LayerFormat{} ? kBodies[type] : kMixedBodies[type], plan.params);
   return Status();
 }
 
 Status DecodeBatch(const DecodeBatchArgs& args, Stream) {
-  constexpr DeviceLimits kLimits{
-      .multiprocessor_count = 2, .shared_bytes_per_block = 232448, .copies_bulk = true};
   DecodePlan plan;
-  if (const Status status = PlanDecode(args, kLimits, &plan); !status.ok()) return status;
+  if (const Status status = PlanDecode(args, kEmulatedLimits, &plan); !status.ok()) return status;
   using Body = void (*)(const DecodeParams&);
   const bool two = plan.tiles_n == 2;
   Body body = nullptr;
@@ -121,6 +137,37 @@ Status DecodeBatch(const DecodeBatchArgs& args, Stream) {
        .block = {32 * plan.warp_count},
        .shared_bytes = plan.shared_bytes},
       body, plan.params);
+  return Status();
+}
+
+Status SealMlaBlocks(const SealMlaBlocksArgs& args, Stream) {
+  SealPlan plan;
+  if (const Status status = PlanSealMla(args, &plan); !status.ok()) return status;
+  using Body = void (*)(const SealParams&);
+  constexpr Body kBodies[] = {
+      &MlaSealBody<Sm90, ElementType::kBf16>, &MlaSealBody<Sm90, ElementType::kFp16>,
+      &MlaSealBody<Sm90, ElementType::kFp32>, &MlaSealBody<Sm90, ElementType::kFp8E4m3>};
+  Run(ConfigOf(plan.shape), kBodies[static_cast<size_t>(args.blocks.latent.type)], plan.params);
+  return Status();
+}
+
+Status GatherMlaBlocks(const GatherMlaBlocksArgs& args, Stream) {
+  GatherPlan plan;
+  if (const Status status = PlanGatherMla(args, &plan); !status.ok()) return status;
+  using Body = void (*)(const GatherParams&);
+  constexpr Body kBodies[] = {
+      &MlaGatherBody<Sm90, ElementType::kBf16>, &MlaGatherBody<Sm90, ElementType::kFp16>,
+      &MlaGatherBody<Sm90, ElementType::kFp32>, &MlaGatherBody<Sm90, ElementType::kFp8E4m3>};
+  Run(ConfigOf(plan.shape), kBodies[static_cast<size_t>(args.blocks.latent.type)], plan.params);
+  return Status();
+}
+
+Status DecodeMlaBatch(const DecodeMlaBatchArgs& args, Stream) {
+  MlaDecodePlan plan;
+  const Status status = PlanDecodeMla(args, kEmulatedLimits, &plan);
+  if (!status.ok()) return status;
+  Run({.grid = {plan.grid_size}, .block = {32 * kMlaWarps}, .shared_bytes = plan.shared_bytes},
+      &MlaDecodeBody<Sm90>, plan.params);
   return Status();
 }
 

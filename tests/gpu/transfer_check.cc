@@ -18,16 +18,22 @@ namespace {
 using kernels::ElementType;
 using kernels::ScaleSearch;
 using kernels::SealStats;
+using kernels::SideFormat;
 using kernels::cuda::TransferCase;
 using kernels::cuda::TransferData;
 
 constexpr uint64_t kSeed = 20261129;
+constexpr ElementType kTypes[] = {ElementType::kBf16, ElementType::kFp16, ElementType::kFp32,
+                                  ElementType::kFp8E4m3};
+constexpr uint32_t kPageTokens[] = {0, 1, 16, 24, 64};
 
 std::string NameOf(const TransferCase& test_case) {
   return "T " + std::to_string(test_case.shape.block_tokens) + " d " +
          std::to_string(test_case.shape.head_dim) + " type " +
          std::to_string(static_cast<int>(test_case.type)) + " page " +
-         std::to_string(test_case.page_tokens) + " g 2^" + std::to_string(test_case.g_exponent);
+         std::to_string(test_case.page_tokens) + " g 2^" + std::to_string(test_case.g_exponent) +
+         " formats " + std::to_string(static_cast<int>(test_case.format.k)) + " " +
+         std::to_string(static_cast<int>(test_case.format.v));
 }
 
 void ExpectSame(std::span<const std::byte> expected, std::span<const std::byte> got,
@@ -65,9 +71,6 @@ void CheckCase(const TransferCase& test_case, Suite* suite) {
 
 void CheckShapes(Suite* suite) {
   const bool is_quick = suite->options().is_sanitized;
-  constexpr ElementType kTypes[] = {ElementType::kBf16, ElementType::kFp16, ElementType::kFp32,
-                                    ElementType::kFp8E4m3};
-  constexpr uint32_t kPageTokens[] = {0, 1, 16, 24, 64};
   uint32_t turn = 0;
   for (const uint32_t block_tokens : {16U, 32U, 64U, 128U}) {
     for (uint32_t head_dim = 64; head_dim <= 256; head_dim += 16) {
@@ -88,6 +91,36 @@ void CheckShapes(Suite* suite) {
                    .entry_count = 3,
                    .first_layer_offset = turn % 3 * 16},
                   suite);
+      }
+    }
+  }
+}
+
+// K and V sides of every format, from and to every type.
+void CheckFormats(Suite* suite) {
+  const bool is_quick = suite->options().is_sanitized;
+  uint32_t turn = 0;
+  for (const SideFormat k : {SideFormat::kNvfp4, SideFormat::kFp8, SideFormat::kBf16}) {
+    for (const SideFormat v : {SideFormat::kNvfp4, SideFormat::kFp8, SideFormat::kBf16}) {
+      for (const ElementType type : kTypes) {
+        for (const uint32_t head_dim : {64U, 80U, 128U, 192U, 256U}) {
+          ++turn;
+          if (is_quick && turn % 23 != 0) continue;
+          CheckCase({.shape = {.layer_count = 2,
+                               .kv_head_count = 2,
+                               .block_tokens = 16U << turn % 4,
+                               .head_dim = head_dim},
+                     .type = type,
+                     .page_tokens = kPageTokens[turn % 5],
+                     .is_hnd = turn % 3 == 0,
+                     .has_layer_data = turn % 7 < 3,
+                     .has_transform = turn % 4 < 2,
+                     .has_special_values = true,
+                     .search = turn % 3 == 1 ? ScaleSearch::kFourOverSix : ScaleSearch::kAmax6,
+                     .first_layer_offset = turn % 3 * 16,
+                     .format = {k, v}},
+                    suite);
+        }
       }
     }
   }
@@ -155,6 +188,8 @@ void CheckGraph(Suite* suite) {
 void CheckTransfers(Suite* suite) {
   suite->Begin("seal and gather: every shape and type");
   CheckShapes(suite);
+  suite->Begin("seal and gather: FP8 and BF16 sides");
+  CheckFormats(suite);
   suite->Begin("seal and gather: global scales");
   CheckGlobalScales(suite);
   suite->Begin("seal: replayed graph");
