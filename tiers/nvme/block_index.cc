@@ -27,6 +27,8 @@ constexpr size_t kMeta = 2;
 constexpr char kFormatVersionKey[] = "format_version";
 constexpr char kProbeKey[] = "probe";
 constexpr char kSegmentBytesKey[] = "segment_bytes";
+constexpr char kSpentDayKey[] = "written_day";
+constexpr char kSpentBytesKey[] = "written_bytes";
 
 std::string KeyOf(const NamespaceHash& namespace_hash, const Key& key) {
   std::string bytes(namespace_hash.AsBytes());
@@ -218,7 +220,8 @@ absl::Status BlockIndex::ForEach(const std::function<void(const IndexEntry&)>& v
 }
 
 absl::Status BlockIndex::Apply(std::span<const IndexEntry> puts,
-                               std::span<const IndexRemoval> removals) {
+                               std::span<const IndexRemoval> removals,
+                               const WriteBudget::Spent* spent) {
   rocksdb::WriteBatch batch;
   absl::flat_hash_set<std::string> put_keys;
   for (const IndexEntry& entry : puts) {
@@ -242,7 +245,18 @@ absl::Status BlockIndex::Apply(std::span<const IndexEntry> puts,
         StatusOfRocksDb(batch.Delete(handles_[kBlocks], key), "delete an index entry"));
   }
   if (batch.Count() == 0) return absl::OkStatus();
+  if (spent != nullptr) {
+    rocksdb::Status put = batch.Put(handles_[kMeta], kSpentDayKey, NumberOf(spent->day));
+    if (put.ok()) put = batch.Put(handles_[kMeta], kSpentBytesKey, NumberOf(spent->bytes));
+    KVT_RETURN_IF_ERROR(StatusOfRocksDb(put, "put what was written today"));
+  }
   return StatusOfRocksDb(db_->Write(Synced(), &batch), "write to the index");
+}
+
+absl::StatusOr<WriteBudget::Spent> BlockIndex::LoadSpent() {
+  KVT_ASSIGN_OR_RETURN(const std::optional<uint64_t> day, GetMeta(kSpentDayKey));
+  KVT_ASSIGN_OR_RETURN(const std::optional<uint64_t> bytes, GetMeta(kSpentBytesKey));
+  return WriteBudget::Spent{.day = day.value_or(0), .bytes = bytes.value_or(0)};
 }
 
 absl::Status BlockIndex::Probe() {

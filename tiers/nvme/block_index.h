@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "tiers/nvme/segment_table.h"
+#include "tiers/nvme/write_budget.h"
 #include "tiers/tier.h"
 
 namespace rocksdb {
@@ -89,7 +90,11 @@ class BlockIndex {
   // Values of an unknown shape are counted in `bad_count` and skipped.
   absl::Status ForEach(const std::function<void(const IndexEntry&)>& visit, uint64_t& bad_count);
   // All of it durably, or an error: then any part may have happened.
-  absl::Status Apply(std::span<const IndexEntry> puts, std::span<const IndexRemoval> removals);
+  // `spent`, if any, is kept with them.
+  absl::Status Apply(std::span<const IndexEntry> puts, std::span<const IndexRemoval> removals,
+                     const WriteBudget::Spent* spent = nullptr);
+  // What the last Apply was told; zeros when none was.
+  absl::StatusOr<WriteBudget::Spent> LoadSpent();
   // Tries to leave the read-only state that RocksDB enters after a failed write.
   absl::Status Probe();
 

@@ -119,7 +119,12 @@ absl::Status NvmeTier::Impl::ApplyBatch(const CommitBatch& batch) {
   if (const int error = Fault(NvmeFaultPoint::kIndexBefore); error != 0) {
     return ErrnoStatus(error, "write to the index");
   }
-  KVT_RETURN_IF_ERROR(index_->Apply(puts, removals));
+  nvme::WriteBudget::Spent spent;
+  {
+    absl::MutexLock lock(&mutex_);
+    spent = budget_.spent();
+  }
+  KVT_RETURN_IF_ERROR(index_->Apply(puts, removals, &spent));
   if (const int error = Fault(NvmeFaultPoint::kIndexAfter); error != 0) {
     return ErrnoStatus(error, "write to the index");
   }

@@ -3,7 +3,8 @@
 // The inside of NvmeTier. A block's way in: Write (queue) -> I/O thread: checksum, place, one
 // vectored write -> fdatasync for the whole group -> index thread: one synced RocksDB batch ->
 // done. nvme_tier.cc has the public calls, nvme_io.cc the I/O thread's transfers, nvme_reclaim.cc
-// its upkeep (activation, moves, healing), nvme_commit.cc the index thread, nvme_recover.cc start.
+// its upkeep (activation, moves, healing), nvme_commit.cc the index thread, nvme_scrub.cc the scrub
+// thread, nvme_recover.cc start.
 #pragma once
 
 #include <chrono>
@@ -27,12 +28,15 @@
 #include "tiers/nvme/nvme_tier.h"
 #include "tiers/nvme/record.h"
 #include "tiers/nvme/segment_table.h"
+#include "tiers/nvme/storage.h"
+#include "tiers/nvme/write_budget.h"
 
 namespace kvtier {
 
 class NvmeTier::Impl {
  public:
-  explicit Impl(const NvmeOptions& options) : options_(options) {}
+  explicit Impl(const NvmeOptions& options)
+      : options_(options), budget_(options.write_bytes_per_day_max) {}
   ~Impl() { Close(); }
 
   // What NvmeTier's functions of these names say.
@@ -106,6 +110,8 @@ class NvmeTier::Impl {
     Done done;
     absl::Status status;
     bool is_write = false;
+    // Payload that a read gave out.
+    uint64_t useful_bytes = 0;
   };
   struct ReadJob;
   struct WriteJob;
@@ -170,6 +176,18 @@ class NvmeTier::Impl {
   void ProbeIndex();
   void RefreshPhysicalBytes();
 
+  // nvme_scrub.cc; CountWritten and Now on any thread, the others on the scrub's.
+  void CountWritten(uint64_t bytes) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Time Now() const;
+  void ScrubMain();
+  bool ScrubRound();
+  bool ScrubPause(absl::Duration duration) ABSL_LOCKS_EXCLUDED(mutex_);
+  bool ScrubSegment(uint32_t segment_idx);
+  uint64_t ScrubReplica(int fd, uint32_t segment_idx, ReplicaId replica_id);
+  static bool IsScrubbable(const Replica& replica, uint32_t segment_idx);
+  static absl::StatusOr<bool> VerifyRecord(int fd, const Replica& expected,
+                                           const nvme::PageMemory& record);
+
   // nvme_recover.cc; before the threads have work.
   absl::Status OpenIndex();
   absl::Status OpenDatabase();
@@ -212,6 +230,12 @@ class NvmeTier::Impl {
   uint64_t physical_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t moved_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t sync_count_ ABSL_GUARDED_BY(mutex_) = 0;
+  nvme::WriteBudget budget_ ABSL_GUARDED_BY(mutex_);
+  uint64_t written_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t useful_read_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t scrubbed_count_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t scrub_lost_count_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t scrub_round_count_ ABSL_GUARDED_BY(mutex_) = 0;
   TierHealth health_ ABSL_GUARDED_BY(mutex_);
   // Accepted and not done.
   int read_count_ ABSL_GUARDED_BY(mutex_) = 0;
@@ -257,6 +281,7 @@ class NvmeTier::Impl {
 
   std::jthread io_thread_;
   std::jthread index_thread_;
+  std::jthread scrub_thread_;
 };
 
 }  // namespace kvtier

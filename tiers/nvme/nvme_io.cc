@@ -113,6 +113,7 @@ void NvmeTier::Impl::Submit(std::unique_ptr<IoOp> op) {
     injected_.push_back({.op = std::move(op), .result = -error});
     return;
   }
+  if (op->kind == IoKind::kWrite) CountWritten(op->total_bytes);
   engine_->Submit(std::move(op));
 }
 
@@ -194,7 +195,10 @@ void NvmeTier::Impl::EndRead(ReadJob& job, int64_t result) {
       }
     }
   }
-  Finish({.done = std::move(job.request.done), .status = std::move(status)});
+  const uint64_t useful_bytes = status.ok() ? target.size() : 0;
+  Finish({.done = std::move(job.request.done),
+          .status = std::move(status),
+          .useful_bytes = useful_bytes});
 }
 
 absl::Status NvmeTier::Impl::CheckSource(WriteRequest& request) {

@@ -326,9 +326,17 @@ absl::Status NvmeTier::Impl::Recover(
     physical_bytes_ = dir_->PhysicalBytes();
   }
   files_.clear();
+  KVT_ASSIGN_OR_RETURN(const nvme::WriteBudget::Spent spent, index_->LoadSpent());
   for (const auto& [meta, replica_id] : recovered) found(meta, replica_id);
   absl::MutexLock lock(&mutex_);
+  budget_.Load(spent);
   is_recovered_ = true;
+  if (options_.scrub_bytes_per_second > 0) {
+    scrub_thread_ = std::jthread([this] {
+      pthread_setname_np(pthread_self(), "kvt-nvme-scrub");
+      ScrubMain();
+    });
+  }
   return absl::OkStatus();
 }
 

@@ -21,6 +21,7 @@ absl::StatusOr<ReplicaId> NvmeTier::Impl::Reserve(uint32_t payload_bytes) {
   absl::MutexLock lock(&mutex_);
   if (!is_recovered_ || is_closing_) return Unavailable("nvme: not open");
   if (health_.degraded) return Unavailable("nvme: degraded: %s", health_.reason);
+  KVT_RETURN_IF_ERROR(budget_.Check(Now()));
   const uint64_t capacity_bytes = segments_->capacity_bytes();
   if (used_bytes_ + footprint_bytes > capacity_bytes) {
     return Exhausted("nvme: no room for %d bytes: %d of %d bytes are reserved", footprint_bytes,
@@ -134,6 +135,7 @@ void NvmeTier::Impl::Finish(Finished finished) {
   {
     absl::MutexLock lock(&mutex_);
     --(finished.is_write ? write_count_ : read_count_);
+    useful_read_bytes_ += finished.useful_bytes;
   }
   std::move(finished.done)(std::move(finished.status));
 }
@@ -164,7 +166,13 @@ NvmeStats NvmeTier::Impl::Stats() const {
           .recovered_count = recovered_count_,
           .dropped_count = dropped_count_,
           .is_rebuilt = is_rebuilt_,
-          .sync_count = sync_count_};
+          .sync_count = sync_count_,
+          .written_bytes = written_bytes_,
+          .useful_read_bytes = useful_read_bytes_,
+          .written_today_bytes = budget_.spent().bytes,
+          .scrubbed_count = scrubbed_count_,
+          .scrub_lost_count = scrub_lost_count_,
+          .scrub_round_count = scrub_round_count_};
 }
 
 void NvmeTier::Impl::Close() {
@@ -172,6 +180,7 @@ void NvmeTier::Impl::Close() {
     absl::MutexLock lock(&mutex_);
     is_closing_ = true;
   }
+  if (scrub_thread_.joinable()) scrub_thread_.join();
   if (io_thread_.joinable()) {
     if (engine_ != nullptr) engine_->Wake();
     io_thread_.join();

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "tiers/tier.h"
 
 namespace kvtier {
@@ -44,6 +45,16 @@ struct NvmeOptions {
   int queue_limit = 1024;
   // Between attempts to leave the degraded state.
   int heal_interval_ms = 1000;
+  // Every live record is read again and again at this rate, and verified; 0: never.
+  uint64_t scrub_bytes_per_second = 0;
+  // Called on the scrub's thread for a block that it found damaged and dropped: reading it is
+  // DATA_LOSS from now on. May take its time, but must not close the tier.
+  std::function<void(const NamespaceHash&, const Key&)> on_lost = {};
+  // Bytes written to the files of segments in a day (UTC), moves and preparation included; what is
+  // in flight then may exceed it. 0: no limit.
+  uint64_t write_bytes_per_day_max = 0;
+  // The time of day; absl::Now when empty.
+  std::function<absl::Time()> now = {};
 
   // Test-only. The hook returns 0 or the errno that the step is to fail with; called from several
   // threads. `attempt_bytes_max` cuts every transfer (see IoEngineOptions).
@@ -71,16 +82,29 @@ struct NvmeStats {
   // The index was damaged and made anew from the record headers.
   bool is_rebuilt = false;
   uint64_t sync_count = 0;
+  // Written to segments since Create, moves and preparation included; payload bytes read and given
+  // out. Their ratio is what a useful byte costs the drive.
+  uint64_t written_bytes = 0;
+  uint64_t useful_read_bytes = 0;
+  // Of written_bytes today (UTC), of this process and those before it.
+  uint64_t written_today_bytes = 0;
+  // Records the scrub has read, those it found damaged and dropped, and rounds over all segments.
+  uint64_t scrubbed_count = 0;
+  uint64_t scrub_lost_count = 0;
+  uint64_t scrub_round_count = 0;
 };
+
+// Reserve's RESOURCE_EXHAUSTED that nothing but the next day ends.
+bool IsWriteBudgetSpent(const absl::Status& status);
 
 // The nvme tier: payloads in append-only segment files, read and written by io_uring (or a pread
 // pool) with O_DIRECT; a RocksDB index that only ever names payloads which are durable. FORMAT.md
 // describes the files.
 //
-// Owns its directory, two threads (I/O, index) and the descriptors of all segment files: one per
-// segment, so RLIMIT_NOFILE must allow capacity_bytes / segment_bytes of them. Thread-safe.
-// Write and Read queue and return; `done` runs on one of the two threads and must not block.
-// Use: Create, Recover once, anything. Before Recover, Reserve answers UNAVAILABLE.
+// Owns its directory, two threads (I/O, index; three with a scrub) and the descriptors of all
+// segment files: one per segment, so RLIMIT_NOFILE must allow capacity_bytes / segment_bytes of
+// them. Thread-safe. Write and Read queue and return; `done` runs on one of the two threads and
+// must not block. Use: Create, Recover once, anything. Before Recover, Reserve answers UNAVAILABLE.
 //
 // A key that is written while another replica of it is live takes the index entry over: only the
 // newer replica is recovered by the next process.
@@ -97,6 +121,7 @@ class NvmeTier final : public Tier {
   // Closes.
   ~NvmeTier() override;
 
+  // Also RESOURCE_EXHAUSTED: the write budget of the day is spent (IsWriteBudgetSpent).
   absl::StatusOr<ReplicaId> Reserve(uint32_t payload_bytes, OwnerIdx owner) override;
   void Free(ReplicaId replica) override;
   // The record, rounded up so that a segment's unusable rest is paid by the blocks that leave it.

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The scrub finds damage that nobody has read, and the daily write budget holds.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <set>
+#include <thread>
+
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "tiers/nvme/nvme_test_util.h"
+#include "tiers/nvme/record.h"
+#include "tiers/nvme/write_budget.h"
+
+namespace kvtier {
+namespace {
+
+class NvmeScrubTest : public NvmeTierTest {
+ protected:
+  NvmeScrubTest() {
+    options_.scrub_bytes_per_second = 1ULL << 40;
+    options_.on_lost = [this](const NamespaceHash&, const Key& key) {
+      absl::MutexLock lock(&mutex_);
+      EXPECT_TRUE(lost_.insert(key).second) << "told twice";
+    };
+  }
+  void AwaitLost(size_t count) {
+    const auto are_there = [&] { return lost_.size() >= count; };
+    absl::MutexLock lock(&mutex_);
+    ASSERT_TRUE(mutex_.AwaitWithTimeout(absl::Condition(&are_there), absl::Seconds(30)));
+  }
+
+  absl::Mutex mutex_;
+  std::set<Key> lost_;
+};
+
+TEST_F(NvmeScrubTest, FindsDamageThatNobodyHasReadAndLosesThatBlockOnly) {
+  Open();
+  PutMany(30, 60000);
+  std::string path;
+  const BlockMeta damaged = held_.at(7).block.meta;
+  FlipByte(path, FindRecord(damaged, path) + nvme::kPageBytes + 33333);
+  AwaitLost(1);
+  EXPECT_EQ(*lost_.begin(), damaged.key);
+  EXPECT_EQ(ReadAndCompare(*tier_, held_.at(7).replica, held_.at(7).block).code(),
+            absl::StatusCode::kDataLoss);
+  FreeHeld(7);
+  ExpectAllReadable();
+  const NvmeStats stats = tier_->Stats();
+  EXPECT_EQ(stats.scrub_lost_count, 1u);
+  EXPECT_GE(stats.scrubbed_count, 1u);
+  EXPECT_FALSE(tier_->Health().degraded);
+  PutMany(5, 60000);
+  Open();
+  EXPECT_EQ(unexpected_count_, 0) << "the damaged block came back";
+  ExpectAllReadable();
+}
+
+TEST_F(NvmeScrubTest, DisturbsNothingUnderChurn) {
+  options_.capacity_bytes = 12 * kTestSegmentBytes;
+  Open();
+  for (int round = 0; round < 400; ++round) {
+    if (Put(60000).ok()) continue;
+    for (int i = 0; i < 3; ++i) FreeHeld(held_.begin()->first);
+  }
+  EXPECT_EQ(tier_->Stats().scrub_lost_count, 0u);
+  EXPECT_GT(tier_->Stats().scrubbed_count, 0u);
+  ExpectAllReadable();
+  Open();
+  ExpectAllReadable();
+}
+
+class NvmeBudgetTest : public NvmeTierTest {
+ protected:
+  NvmeBudgetTest() {
+    options_.now = [this] { return now_; };
+    options_.write_bytes_per_day_max = 4 << 20;
+  }
+  // Blocks until the budget is spent.
+  int PutUntilSpent() {
+    absl::Status status;
+    int count = 0;
+    while ((status = Put(50000)).ok()) ++count;
+    EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+    EXPECT_TRUE(IsWriteBudgetSpent(status)) << status;
+    return count;
+  }
+
+  // Some noon.
+  absl::Time now_ = absl::FromUnixSeconds(20'000 * 86'400 + 43'200);
+};
+
+TEST_F(NvmeBudgetTest, StopsAdmissionUntilTheNextDayAndAcrossRestarts) {
+  Open();
+  // Two segments are written over with zeros, which counts; the rest goes to blocks.
+  EXPECT_GT(PutUntilSpent(), 20);
+  // What was in flight: a block, and the segment that was made for it.
+  EXPECT_LE(tier_->Stats().written_bytes, options_.write_bytes_per_day_max + kTestSegmentBytes +
+                                              nvme::kPageBytes + nvme::RecordBytes(50000));
+  ExpectAllReadable();
+  Open();
+  EXPECT_TRUE(IsWriteBudgetSpent(Put(50000))) << "a restart gave a new budget";
+  EXPECT_GE(tier_->Stats().written_today_bytes, options_.write_bytes_per_day_max);
+  now_ += absl::Hours(11);
+  EXPECT_TRUE(IsWriteBudgetSpent(Put(50000)));
+  now_ += absl::Hours(2);
+  EXPECT_GT(PutUntilSpent(), 20);
+  // A clock that is put back renews nothing.
+  now_ -= absl::Hours(48);
+  EXPECT_TRUE(IsWriteBudgetSpent(Put(50000)));
+  ExpectAllReadable();
+}
+
+TEST_F(NvmeBudgetTest, AFullTierIsAnotherError) {
+  options_.write_bytes_per_day_max = 0;
+  Open();
+  absl::Status status;
+  while ((status = Put(50000)).ok()) {
+  }
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+  EXPECT_FALSE(IsWriteBudgetSpent(status)) << status;
+}
+
+TEST_F(NvmeBudgetTest, CountsWhatAUsefulByteCosts) {
+  options_.write_bytes_per_day_max = 0;
+  Open();
+  PutMany(10, 60000);
+  const uint64_t written_bytes = tier_->Stats().written_bytes;
+  // One segment and its header, ten records.
+  EXPECT_EQ(written_bytes, kTestSegmentBytes + nvme::kPageBytes + 10 * nvme::RecordBytes(60000));
+  EXPECT_EQ(tier_->Stats().useful_read_bytes, 0u);
+  ExpectAllReadable();
+  EXPECT_EQ(tier_->Stats().useful_read_bytes, 600'000u);
+}
+
+TEST(WriteBudgetTest, RenewsAtMidnightUtc) {
+  const absl::Time midnight = absl::FromUnixSeconds(20'000 * 86'400);
+  nvme::WriteBudget budget(100);
+  budget.Spend(99, midnight);
+  EXPECT_TRUE(budget.Check(midnight).ok());
+  budget.Spend(1, midnight + absl::Hours(24) - absl::Nanoseconds(1));
+  const absl::Status spent = budget.Check(midnight + absl::Hours(23));
+  EXPECT_TRUE(IsWriteBudgetSpent(spent)) << spent;
+  EXPECT_NE(spent.ToString().find("2024-10-05T00:00:00"), std::string::npos) << spent;
+  EXPECT_TRUE(budget.Check(midnight + absl::Hours(24)).ok());
+  EXPECT_EQ(budget.spent(), (nvme::WriteBudget::Spent{.day = 20'001, .bytes = 0}));
+}
+
+}  // namespace
+}  // namespace kvtier

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tiers/nvme/write_budget.h"
+
+#include <algorithm>
+#include <string>
+
+#include "proto/base/status_util.h"
+#include "tiers/nvme/nvme_tier.h"
+
+namespace kvtier {
+namespace {
+
+constexpr char kPayloadUrl[] = "kvtier/nvme-write-budget-spent";
+constexpr int64_t kSecondsPerDay = 24 * 60 * 60;
+
+uint64_t DayOf(absl::Time time) {
+  return static_cast<uint64_t>(std::max<int64_t>(0, absl::ToUnixSeconds(time)) / kSecondsPerDay);
+}
+
+}  // namespace
+
+bool IsWriteBudgetSpent(const absl::Status& status) {
+  return status.GetPayload(kPayloadUrl).has_value();
+}
+
+namespace nvme {
+
+void WriteBudget::Renew(absl::Time now) {
+  const uint64_t today = DayOf(now);
+  if (today > spent_.day) spent_ = {.day = today, .bytes = 0};
+}
+
+void WriteBudget::Spend(uint64_t bytes, absl::Time now) {
+  Renew(now);
+  spent_.bytes += bytes;
+}
+
+absl::Status WriteBudget::Check(absl::Time now) {
+  Renew(now);
+  if (bytes_per_day_ == 0 || spent_.bytes < bytes_per_day_) return absl::OkStatus();
+  const absl::Time renewed =
+      absl::FromUnixSeconds((static_cast<int64_t>(spent_.day) + 1) * kSecondsPerDay);
+  absl::Status status =
+      Exhausted("nvme: %d bytes were written today of %d allowed a day; more at %s", spent_.bytes,
+                bytes_per_day_, absl::FormatTime(renewed, absl::UTCTimeZone()));
+  status.SetPayload(kPayloadUrl, absl::Cord("1"));
+  return status;
+}
+
+}  // namespace nvme
+}  // namespace kvtier
