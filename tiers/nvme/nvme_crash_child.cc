@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The process that nvme_crash_test kills.
-//   nvme_crash_child DIR SEED           writes and frees blocks for ever and says so on stdout
+//   nvme_crash_child DIR SEED           writes and frees blocks for ever and says so on stdout,
+//                                       while another thread verifies what is live
 //   nvme_crash_child --no-io-uring DIR  forbids io_uring as a container does, then uses a tier
 #include <linux/audit.h>
 #include <linux/filter.h>
@@ -18,6 +19,7 @@
 #include <random>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include "absl/synchronization/mutex.h"
@@ -56,6 +58,7 @@ class Writer {
   }
 
   [[noreturn]] void Run() {
+    const std::jthread verifier([this] { VerifyForEver(); });
     while (true) {
       WaitForRoomInFlight();
       if (random_() % 3 == 0) FreeSome(1);
@@ -88,6 +91,26 @@ class Writer {
   };
   static constexpr int kInFlightMax = 6;
 
+  // One live block after the other, each out of the writer's reach meanwhile.
+  [[noreturn]] void VerifyForEver() {
+    for (std::mt19937_64 random(next_seed_);;) {
+      Live live;
+      {
+        absl::MutexLock lock(&mutex_);
+        mutex_.Await(absl::Condition(this, &Writer::HasLive));
+        std::swap(live_[random() % live_.size()], live_.back());
+        live = live_.back();
+        live_.pop_back();
+      }
+      PageBuffer target(live.meta.payload_bytes);
+      const absl::Status status = ReadAndWait(*tier_, live.replica, live.meta, target.bytes());
+      KVT_CHECK(status.ok());
+      absl::MutexLock lock(&mutex_);
+      live_.push_back(live);
+    }
+  }
+
+  bool HasLive() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !live_.empty(); }
   bool HasRoomInFlight() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return in_flight_count_ < kInFlightMax;
   }
