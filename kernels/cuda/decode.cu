@@ -36,9 +36,10 @@ Kernel KernelOf(uint32_t head_dim, uint32_t tiles_n) {
 }  // namespace
 
 Status DecodeBatch(const DecodeBatchArgs& args, Stream stream) {
+  DecodePlan plan;
+  if (const Status status = PlanDecode(args, kAnyDevice, &plan); !status.ok()) return status;
   DeviceLimits limits;
   if (const Status status = ReadLimits(&limits); !status.ok()) return status;
-  DecodePlan plan;
   if (const Status status = PlanDecode(args, limits, &plan); !status.ok()) return status;
   return LaunchDecode(KernelOf(args.block_shape.head_dim, plan.tiles_n), plan.params,
                       {plan.grid_size, plan.warp_count, plan.shared_bytes}, stream);

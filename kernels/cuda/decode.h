@@ -30,8 +30,8 @@ struct DeviceTails {
 // checked by the host: lengths, addresses and scales must be what the comments say.
 struct DecodeBatchArgs {
   BlockShape block_shape;
-  LayerFormat layer_format;   // Of this layer.
-  uint64_t layer_offset = 0;  // LayerOffset of this layer: bytes from a block's start.
+  LayerFormat layer_format = {};  // Of this layer.
+  uint64_t layer_offset = 0;      // LayerOffset of this layer: bytes from a block's start.
 
   uint32_t batch_size = 0;  // In [1, 1024].
   // [batch_size][table_stride] addresses of blocks, multiples of 16. Of sequence s the first
@@ -40,7 +40,7 @@ struct DecodeBatchArgs {
   const void* const* block_table = nullptr;
   uint32_t table_stride = 0;
   const uint32_t* sealed_token_counts = nullptr;  // [batch_size], multiples of block_tokens.
-  DeviceTails tails;
+  DeviceTails tails = {};
 
   // [batch_size][query_len][query_head_count][head_dim], BF16 or FP32, dense, finite.
   ElementType query_type = ElementType::kBf16;

@@ -4,20 +4,20 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/cuda/plan_checks.h"
+
 namespace kvtier::kernels::cuda {
 namespace {
 
 constexpr uint64_t kWorkspaceAlignment = 256;
 constexpr uint32_t kQueryLenMax = 8;
-
-bool IsAligned(const void* pointer, uint64_t alignment = 16) {
-  return reinterpret_cast<uintptr_t>(pointer) % alignment == 0;
-}
+constexpr uint64_t kTailTokens = uint64_t{1} << 32;  // The host does not know how many.
 
 Status ValidateTails(const DeviceTails& tails, const BlockShape& shape) {
   if (tails.token_counts == nullptr) return Status();
-  if (tails.k == nullptr || tails.v == nullptr)
+  if (tails.k == nullptr || tails.v == nullptr) {
     return Status::InvalidArgument("tails have no data");
+  }
   if (tails.type != ElementType::kBf16 && tails.type != ElementType::kFp8E4m3) {
     return Status::InvalidArgument("tails must be BF16 or FP8");
   }
@@ -28,6 +28,13 @@ Status ValidateTails(const DeviceTails& tails, const BlockShape& shape) {
   const uint64_t elements = 16 / ElementBytes(tails.type);
   if (tails.token_stride % elements != 0 || tails.head_stride % elements != 0) {
     return Status::InvalidArgument("a stride of the tails is not a multiple of 16 bytes");
+  }
+  if (!FitsReach(kTailTokens, tails.token_stride, ElementBytes(tails.type)) ||
+      !FitsReach(shape.kv_head_count, tails.head_stride, ElementBytes(tails.type))) {
+    return Status::InvalidArgument("a stride of the tails is too large");
+  }
+  if (!IsAligned(tails.k, alignof(void*)) || !IsAligned(tails.v, alignof(void*))) {
+    return Status::InvalidArgument("addresses of the tails are not aligned");
   }
   for (const float scale : {tails.k_scale, tails.v_scale}) {
     if (!std::isfinite(scale) || scale <= 0.0F) {
@@ -47,6 +54,9 @@ Status ValidateQuery(const DecodeBatchArgs& args) {
   if (args.query == nullptr || args.out == nullptr || !IsAligned(args.query)) {
     return Status::InvalidArgument(
         "query or out is missing, or query not at a multiple of 16 bytes");
+  }
+  if (!IsAligned(args.out, ElementBytes(args.out_type)) || !IsAligned(args.lse, alignof(float))) {
+    return Status::InvalidArgument("out or lse is not aligned");
   }
   if (args.query_head_count == 0 || args.query_head_count % args.block_shape.kv_head_count != 0 ||
       args.query_head_count > 65536) {
@@ -72,7 +82,9 @@ Status Validate(const DecodeBatchArgs& args) {
   if (std::find(dims.begin(), dims.end(), shape.head_dim) == dims.end()) {
     return Status::InvalidArgument("head_dim must be 64, 96, 128, 192 or 256");
   }
-  if (args.g_v == nullptr) return Status::InvalidArgument("no global scales");
+  if (args.g_v == nullptr || !IsAligned(args.g_v, alignof(float))) {
+    return Status::InvalidArgument("no global scales, or not aligned");
+  }
   if (!IsAligned(args.k_smooth) || !IsAligned(args.k_mean)) {
     return Status::InvalidArgument("a transform does not begin at a multiple of 16 bytes");
   }
@@ -147,10 +159,18 @@ Status ValidateBatch(const DecodeBatchArgs& args) {
   if (uint64_t{args.table_stride} * args.block_shape.block_tokens > UINT32_MAX / 2) {
     return Status::InvalidArgument("a row of the block table has more than 2^31 tokens");
   }
-  if (args.layer_offset % 16 != 0) {
-    return Status::InvalidArgument("layer_offset is not a multiple of 16");
+  if (args.layer_offset % 16 != 0 || args.layer_offset > kReachBytesMax) {
+    return Status::InvalidArgument("layer_offset is not a multiple of 16 or too large");
   }
-  if (args.g_k == nullptr) return Status::InvalidArgument("no global scales");
+  if (args.g_k == nullptr || !IsAligned(args.g_k, alignof(float))) {
+    return Status::InvalidArgument("no global scales, or not aligned");
+  }
+  if (!IsAligned(args.block_table, alignof(void*)) ||
+      !IsAligned(args.sealed_token_counts, alignof(uint32_t)) ||
+      !IsAligned(args.tails.token_counts, alignof(uint32_t)) ||
+      !IsAligned(args.sinks, alignof(float)) || !IsAligned(args.damage_count, alignof(uint32_t))) {
+    return Status::InvalidArgument("a table, counts or sinks are not aligned");
+  }
   return ValidateQuery(args);
 }
 
@@ -187,11 +207,15 @@ DecodeWorkspace::DecodeWorkspace(const DecodeParams& params, uint32_t partial_fl
     return (size + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
   };
   split_slots = SplitCountMax(params.table_stride * params.block_tokens, params.split_heads) + 1;
+  if (streams * split_slots > INT32_MAX) return;
   arrival_bytes = round_up(streams * sizeof(uint32_t));
   bytes = arrival_bytes + round_up(streams * split_slots * partial_floats * sizeof(float));
 }
 
 Status DecodeWorkspace::Place(void* memory, DecodeParams* params) const {
+  if (bytes == 0) {
+    return Status::InvalidArgument("more splits of sequences, heads and queries than 2^31");
+  }
   if (memory == nullptr || !IsAligned(memory, kWorkspaceAlignment)) {
     return Status::InvalidArgument("workspace is missing or not at a multiple of 256 bytes");
   }

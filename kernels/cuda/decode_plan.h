@@ -20,6 +20,11 @@ struct DecodePlan {
   uint32_t shared_bytes = 0;
 };
 
+// Limits that refuse nothing: a plan for them says whether the arguments are right, before a device
+// is asked.
+inline constexpr DeviceLimits kAnyDevice{.multiprocessor_count = 1,
+                                         .shared_bytes_per_block = UINT32_MAX};
+
 // Errors: kInvalidArgument as DecodeBatch; also if the card has too little shared memory.
 Status PlanDecode(const DecodeBatchArgs& args, const DeviceLimits& limits, DecodePlan* plan);
 
@@ -32,12 +37,13 @@ void LayOutBatch(const DecodeBatchArgs& args, uint32_t pass_rows, DecodeParams* 
 struct DecodeWorkspace {
   uint32_t split_slots = 0;
   uint64_t arrival_bytes = 0;
-  uint64_t bytes = 0;  // Of all.
+  uint64_t bytes = 0;  // Of all; 0: more items than a launch, which counts in 32 bits, can have.
 
   // Of parameters whose shapes, counts of heads and passes, and table are set.
   DecodeWorkspace(const DecodeParams& params, uint32_t partial_floats);
 
-  // Errors: kInvalidArgument if there is no memory or it is not aligned to 256 bytes.
+  // Errors: kInvalidArgument if there is no memory or it is not aligned to 256 bytes, or if there
+  // are more items than a launch can have.
   Status Place(void* memory, DecodeParams* params) const;
 };
 

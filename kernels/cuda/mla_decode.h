@@ -38,7 +38,7 @@ struct DecodeMlaBatchArgs {
   const void* const* block_table = nullptr;
   uint32_t table_stride = 0;
   const uint32_t* sealed_token_counts = nullptr;
-  DeviceMlaTails tails;
+  DeviceMlaTails tails = {};
 
   // [batch_size][query_len][query_head_count][576]: 512 dims that meet the latent, 64 the rope.
   ElementType query_type = ElementType::kBf16;

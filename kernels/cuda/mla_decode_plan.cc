@@ -4,12 +4,13 @@
 #include <cmath>
 
 #include "kernels/cuda/decode_plan.h"
+#include "kernels/cuda/plan_checks.h"
 
 namespace kvtier::kernels::cuda {
 namespace {
 
-Status ValidateTailSide(const void* addresses, uint64_t stride, uint32_t dims, ElementType type,
-                        float scale) {
+Status ValidateTailSide(const void* const* addresses, uint64_t stride, uint32_t dims,
+                        ElementType type, float scale) {
   if (addresses == nullptr) return Status::InvalidArgument("tails have no data");
   if (type != ElementType::kBf16 && type != ElementType::kFp8E4m3) {
     return Status::InvalidArgument("tails must be BF16 or FP8");
@@ -17,6 +18,12 @@ Status ValidateTailSide(const void* addresses, uint64_t stride, uint32_t dims, E
   if (stride < dims || stride % (16 / ElementBytes(type)) != 0) {
     return Status::InvalidArgument(
         "a stride of the tails is less than its dims or not a multiple of 16 bytes");
+  }
+  if (!FitsReach(uint64_t{1} << 32, stride, ElementBytes(type))) {
+    return Status::InvalidArgument("a stride of the tails is too large");
+  }
+  if (!IsAligned(addresses, alignof(void*))) {
+    return Status::InvalidArgument("addresses of the tails are not aligned");
   }
   if (!std::isfinite(scale) || scale <= 0.0F) {
     return Status::InvalidArgument("a scale of the tails is not finite and above 0");
