@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "policy/sim/replay_sim.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstdlib>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "policy/sim/trace_file.h"
+
+namespace kvtier::sim {
+namespace {
+
+TieredSimOptions SizesOf(uint64_t hbm, uint64_t host, uint64_t nvme) {
+  TieredSimOptions options;
+  for (TierModel& tier : options.tiers) tier.marks = {.high = 1.0, .low = 1.0};
+  options.tiers[kHbm].capacity_bytes = hbm;
+  options.tiers[kHost].capacity_bytes = host;
+  options.tiers[kNvme].capacity_bytes = nvme;
+  return options;
+}
+
+Trace TwoTurns() {
+  TraceBuilder builder;
+  const uint32_t context = builder.AddContext();
+  builder.AddRequest(context, 0, 100, 0, std::vector<uint64_t>{1, 2, 3});
+  builder.AddRequest(context, 60'000, 100, 0, std::vector<uint64_t>{1, 2, 3, 4});
+  return std::move(builder).Build();
+}
+
+TEST(ReplaySimTest, ResumedContextHitsHbm) {
+  const SimHits hits = SimulateReplay(TwoTurns(), {}, SizesOf(10, 10, 10));
+  EXPECT_EQ(hits.request_count, 2U);
+  EXPECT_EQ(hits.tier_hit_token_count[kHbm], 3U);
+  EXPECT_EQ(hits.token_count, 7U);
+  EXPECT_DOUBLE_EQ(hits.HitRate(), 3.0 / 7.0);
+}
+
+TEST(ReplaySimTest, WithoutPausesNothingMoves) {
+  const ReplayRules rules{.schedule = {.pauses = false}};
+  const SimHits hits = SimulateReplay(TwoTurns(), rules, SizesOf(10, 0, 0));
+  EXPECT_EQ(hits.tier_hit_token_count[kHbm], 3U);
+}
+
+TEST(ReplaySimTest, PausedBlocksHitHostWhenResumeFindsNoRoom) {
+  TraceBuilder builder;
+  const uint32_t a = builder.AddContext();
+  const uint32_t b = builder.AddContext();
+  builder.AddRequest(a, 0, 0, 0, std::vector<uint64_t>{1, 2, 3});
+  builder.AddRequest(b, 10'000, 60'000, 0, std::vector<uint64_t>{7, 8, 9});
+  builder.AddRequest(a, 60'000, 0, 0, std::vector<uint64_t>{1, 2, 3});
+  ReplayRules rules;
+  rules.decode_every = 0;
+  const SimHits hits = SimulateReplay(std::move(builder).Build(), rules, SizesOf(4, 100, 0));
+  EXPECT_EQ(hits.tier_hit_token_count[kHbm], 1U);
+  EXPECT_EQ(hits.tier_hit_token_count[kHost], 2U);
+}
+
+TEST(ReplaySimTest, ForkSharesTheParentsPrefix) {
+  TraceBuilder builder;
+  const uint32_t parent = builder.AddContext();
+  const uint32_t child = builder.AddContext(parent);
+  builder.AddRequest(parent, 0, 0, 0, std::vector<uint64_t>{1, 2, 3});
+  builder.AddRequest(child, 100, 0, 0, std::vector<uint64_t>{1, 2, 30});
+  const SimHits hits = SimulateReplay(std::move(builder).Build(), {}, SizesOf(10, 10, 10));
+  EXPECT_EQ(hits.tier_hit_token_count[kHbm], 2U);
+}
+
+TEST(ReplaySimTest, SingleCacheCountsPrefixHits) {
+  EXPECT_DOUBLE_EQ(SimulateSingleCache(TwoTurns(), 100).HitRate(), 3.0 / 7.0);
+  EXPECT_DOUBLE_EQ(SimulateSingleCache(TwoTurns(), 2).HitRate(), 2.0 / 7.0);
+}
+
+// Published rates of leaf-first LRU on this trace, percent of tokens.
+TEST(ReplaySimTest, ReproducesPublishedLruRates) {
+  const char* traces = std::getenv("KVTIER_TRACES");
+  if (traces == nullptr) GTEST_SKIP() << "KVTIER_TRACES names no directory of traces";
+  const auto trace = ReadTraceFile(std::string(traces) + "/agents_30m.jsonl.xz");
+  ASSERT_TRUE(trace.ok()) << trace.status();
+  constexpr std::array<std::pair<double, double>, 6> kPublished = {
+      {{0.01, 1.0}, {0.02, 2.5}, {0.05, 9.1}, {0.10, 34.7}, {0.20, 75.0}, {0.50, 92.4}}};
+  for (const auto& [share, percent] : kPublished) {
+    const auto capacity_blocks =
+        static_cast<uint64_t>(share * static_cast<double>(trace->blocks.size()));
+    EXPECT_NEAR(100.0 * SimulateSingleCache(*trace, capacity_blocks).HitRate(), percent, 0.2)
+        << "cache of " << 100 * share << " % of the unique blocks";
+  }
+}
+
+}  // namespace
+}  // namespace kvtier::sim
