@@ -32,6 +32,7 @@ CONVERTING = ["sm_100a", "sm_103a", "sm_120a"]
 #               options, counters) only lengthen a way, so the shortest is the usual one.
 #               "blocks OPCODE n": once round the loop that has blocks of straight code with more
 #               than n OPCODEs, through all of these blocks
+#               "tight OPCODE n": the shortest way round any loop that passes n OPCODEs
 #   unit        (OPCODE, n): each one on the path stands for n values
 #   most        instructions per value at most
 Budget = collections.namedtuple("Budget", "kernel architectures needs path unit most")
@@ -55,6 +56,32 @@ BUDGETS = [
            11.0),
     Budget(f"GatherKernel.*{BF16}", CONVERTING, ["STG.E.128", "F2FP.F16.E2M1"], "loop STG.E.128",
            ("STG.E.128", 8), 11.0),
+    # Layers with wide sides: the shortest way through them is that of a BF16 side.
+    Budget(f"SealMixedKernel.*{BF16}", COMPARING, ["LDG.E.128", "STG.E.64", "STG.E.128", "HSET2"],
+           "loop STG.E.128", ("STG.E.128", 8), 6.0),
+    Budget(f"SealMixedKernel.*{BF16}", CONVERTING,
+           ["LDG.E.128", "STG.E.64", "STG.E.128", "F2FP.SATFINITE.E2M1"], "loop STG.E.128",
+           ("STG.E.128", 8), 6.0),
+    Budget(f"GatherMixedKernel.*{BF16}", COMPARING, ["LDG.E.128", "STG.E.128"], "loop STG.E.128",
+           ("STG.E.128", 8), 8.0),
+    Budget(f"GatherMixedKernel.*{BF16}", CONVERTING, ["LDG.E.128", "STG.E.128", "F2FP.F16.E2M1"],
+           "loop STG.E.128", ("STG.E.128", 8), 8.0),
+    # Latents, as K and V above.
+    Budget(f"SealLatents.*{BF16}", COMPARING, ["LDG.E.128", "STG.E.64", "STG.E.128", "HSET2"],
+           "loop STG.E.64", ("STG.E.64", 16), 14.5),
+    Budget(f"SealLatents.*{BF16}", CONVERTING,
+           ["LDG.E.128", "STG.E.64", "STG.E.128", "F2FP.SATFINITE.E2M1"], "loop STG.E.64",
+           ("STG.E.64", 16), 12.0),
+    Budget(f"GatherLatents.*{BF16}", COMPARING, ["LDG.E.128", "STG.E.128"], "loop STG.E.128",
+           ("STG.E.128", 8), 12.0),
+    Budget(f"GatherLatents.*{BF16}", CONVERTING, ["LDG.E.128", "STG.E.128", "F2FP.F16.E2M1"],
+           "loop STG.E.128", ("STG.E.128", 8), 12.0),
+    # The scores: 8 dims of a token times 8 query rows, with their share of dequantizing. For each
+    # multiply-add of a lane.
+    Budget("MlaDecodeKernel", COMPARING, ["LDG.E.128", "LDS.128"], "tight FFMA 64", ("FFMA", 1),
+           1.9),
+    Budget("MlaDecodeKernel", CONVERTING, ["LDG.E.128", "LDS.128", "F2FP.F16.E2M1"],
+           "tight FFMA 64", ("FFMA", 1), 1.9),
 ]
 
 Instruction = collections.namedtuple("Instruction", "opcode predicated target")
@@ -192,7 +219,11 @@ def usual_path(code, path):
         if way is None:
             continue
         count = sum(code[at].opcode.startswith(opcode) for at in way)
-        if count > best_count:
+        if kind == "tight":
+            is_better = count >= int(least[0]) and (best is None or len(way) < len(best))
+        else:
+            is_better = count > best_count
+        if is_better:
             best, best_count = [code[at] for at in way], count
     return best
 

@@ -8,7 +8,7 @@
 namespace kvtier::kernels::cuda {
 namespace {
 
-// Not "SealKernel" and "GatherKernel": machine_code_test.py has budgets for those.
+// Names of their own, because machine_code_test.py has budgets of their own for them.
 template <ElementType kType>
 KVTIER_KERNEL(kTransferThreadsMax)
 SealLatents(const __grid_constant__ SealParams params) {

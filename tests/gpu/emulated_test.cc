@@ -39,6 +39,13 @@ TEST(GpuSuite, ChecksDecode) {
   EXPECT_TRUE(suite.ok()) << suite.ToJson();
 }
 
+TEST(GpuSuite, ChecksMla) {
+  Suite suite = EmulatedSuite();
+  CheckMlaTransfers(&suite);
+  CheckMlaDecode(&suite);
+  EXPECT_TRUE(suite.ok()) << suite.ToJson();
+}
+
 TEST(GpuSuite, WritesWhatFailed) {
   Suite suite = EmulatedSuite();
   suite.Begin("one");
@@ -46,6 +53,7 @@ TEST(GpuSuite, WritesWhatFailed) {
   suite.AddBenchmark("speed", 0.5, "of light", "");
   EXPECT_FALSE(suite.ok());
   const std::string json = suite.ToJson();
+  EXPECT_NE(json.find(R"("status": "failed")"), std::string::npos) << json;
   EXPECT_NE(json.find(R"("card": "emulated \"GPU\"")"), std::string::npos) << json;
   EXPECT_NE(json.find(R"("first_failure": "a \\ and a \" fail")"), std::string::npos) << json;
   EXPECT_NE(json.find(R"("value": 0.5)"), std::string::npos) << json;

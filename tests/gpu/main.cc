@@ -38,9 +38,12 @@ int Run(const char* json_path, const Options& options) {
   CheckEncoder(&suite);
   CheckTransfers(&suite);
   CheckDecode(&suite);
+  CheckMlaTransfers(&suite);
+  CheckMlaDecode(&suite);
   if (options.has_benchmarks) {
     BenchmarkTransfers(&suite);
     BenchmarkDecode(&suite);
+    BenchmarkMla(&suite);
   }
   std::ofstream(json_path) << suite.ToJson();
   std::printf("%s; results in %s\n", suite.ok() ? "PASSED" : "FAILED", json_path);

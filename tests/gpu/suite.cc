@@ -66,7 +66,8 @@ bool Suite::ok() const {
 }
 
 std::string Suite::ToJson() const {
-  std::string json = "{\n  \"card\": " + Quoted(device_.name) + ",\n  \"compute_capability\": \"" +
+  std::string json = std::string("{\n  \"status\": ") + (ok() ? "\"passed\"" : "\"failed\"") +
+                     ",\n  \"card\": " + Quoted(device_.name) + ",\n  \"compute_capability\": \"" +
                      std::to_string(device_.major) + "." + std::to_string(device_.minor) +
                      "\",\n  \"driver\": " + Quoted(Version(device_.driver_version)) +
                      ",\n  \"runtime\": " + Quoted(Version(device_.runtime_version)) +

@@ -70,8 +70,11 @@ void CheckPrimitives(Suite* suite);
 void CheckEncoder(Suite* suite);
 void CheckTransfers(Suite* suite);
 void CheckDecode(Suite* suite);
+void CheckMlaTransfers(Suite* suite);
+void CheckMlaDecode(Suite* suite);
 void BenchmarkTransfers(Suite* suite);
 void BenchmarkDecode(Suite* suite);
+void BenchmarkMla(Suite* suite);
 
 }  // namespace kvtier::gpu
 
