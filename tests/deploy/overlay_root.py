@@ -53,7 +53,11 @@ class OverlayRoot:
         if not self._mount():
             self.__exit__()
             skip("overlay file systems are refused here")
-        self._install()
+        try:
+            self._install()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_):
