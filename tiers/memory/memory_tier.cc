@@ -4,13 +4,12 @@
 #include <fcntl.h>
 
 #include <cerrno>
-#include <cstring>
 #include <string>
 #include <utility>
 
 #include "proto/base/check.h"
-#include "proto/base/crc32c.h"
 #include "proto/base/status_util.h"
+#include "tiers/memory/checked_copy.h"
 #include "tiers/memory/memory_limit.h"
 
 namespace kvtier {
@@ -241,9 +240,8 @@ void MemoryTier::Write(ReplicaId replica, const BlockMeta& meta, std::span<const
   const std::span<std::byte> slot = SlotBytes(replica);
   absl::Status status = CheckRoom(slot, meta, source.size());
   if (status.ok()) {
-    std::memcpy(slot.data(), source.data(), meta.payload_bytes);
-    // Over the copy: `source` may be memory that a client can still change.
-    if (Crc32c(slot.first(meta.payload_bytes)) != meta.crc32c) {
+    // Of the copy: `source` may be memory that a client can still change.
+    if (CopyWithCrc32c(slot, source.first(meta.payload_bytes)) != meta.crc32c) {
       status = DataLoss("%s: block %s: the bytes to write do not match their checksum",
                         TierName(options_.id), meta.key.Hex());
     }
@@ -256,8 +254,7 @@ void MemoryTier::Read(ReplicaId replica, const BlockMeta& meta, std::span<std::b
   const std::span<std::byte> slot = SlotBytes(replica);
   absl::Status status = CheckRoom(slot, meta, target.size());
   if (status.ok()) {
-    std::memcpy(target.data(), slot.data(), meta.payload_bytes);
-    if (Crc32c(target.first(meta.payload_bytes)) != meta.crc32c) {
+    if (CopyWithCrc32c(target, slot.first(meta.payload_bytes)) != meta.crc32c) {
       status = DataLoss("%s: block %s: checksum mismatch", TierName(options_.id), meta.key.Hex());
     }
   }

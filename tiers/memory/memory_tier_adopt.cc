@@ -14,11 +14,10 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <cstring>
 #include <set>
 
-#include "proto/base/crc32c.h"
 #include "proto/base/status_util.h"
+#include "tiers/memory/checked_copy.h"
 #include "tiers/memory/memory_tier.h"
 
 namespace kvtier {
@@ -26,6 +25,12 @@ namespace {
 
 // Beyond that, memory is no faster.
 constexpr uint32_t kAdoptThreadsMax = 8;
+
+// Gives memory of a kept file back to the system.
+void PunchHole(int fd, uint64_t offset_bytes, uint64_t bytes) {
+  fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset_bytes),
+            static_cast<off_t>(bytes));
+}
 
 uint64_t CountEntries(const LeftoverIndex& index, const SlotIndexFrame& frame) {
   uint64_t count = 0;
@@ -67,6 +72,8 @@ void MemoryTier::GiveKeeperOrders() {
 }
 
 void MemoryTier::AwaitKept() {
+  // The background threads may be at something long.
+  GiveKeeperOrders();
   absl::MutexLock lock(&mutex_);
   const auto done = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
     return keeper_orders_.empty() && !ordering_;
@@ -176,6 +183,8 @@ void MemoryTier::AdoptFrame(const LeftoverFrame& leftover,
     AdoptBlock(leftover, slot_idx, memory.subspan(slot_idx * slot_bytes, slot_bytes), found);
   }
   munmap(base, bytes);
+  // A slot is less than a huge page; what nobody took is lost.
+  PunchHole(leftover.fd, 0, bytes);
 }
 
 void MemoryTier::AdoptBlock(const LeftoverFrame& leftover, uint64_t slot_idx,
@@ -187,8 +196,7 @@ void MemoryTier::AdoptBlock(const LeftoverFrame& leftover, uint64_t slot_idx,
   const absl::StatusOr<ReplicaId> replica = Reserve(meta->payload_bytes, leftover.owner);
   if (!replica.ok()) return Refuse(&Adoption::no_room_count, 1, replica.status());
   const std::span<std::byte> target = SlotBytes(*replica).first(meta->payload_bytes);
-  std::memcpy(target.data(), source.data(), target.size());
-  if (Crc32c(target) != meta->crc32c) {
+  if (CopyWithCrc32c(target, source.first(target.size())) != meta->crc32c) {
     Free(*replica);
     return Refuse(&Adoption::corrupt_count, 1,
                   DataLoss("block %s does not match its checksum", meta->key.Hex()));
@@ -202,9 +210,8 @@ void MemoryTier::AdoptBlock(const LeftoverFrame& leftover, uint64_t slot_idx,
   // A kill from here on finds the copy; only then does the original go.
   AwaitKept();
   leftover.index->Erase(leftover.frame, slot_idx);
-  fallocate(leftover.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-            static_cast<off_t>(slot_idx * leftover.frame.slot_bytes),
-            static_cast<off_t>(leftover.frame.slot_bytes));
+  const uint64_t slot_bytes = leftover.frame.slot_bytes;
+  PunchHole(leftover.fd, slot_idx * slot_bytes, slot_bytes);
 }
 
 }  // namespace kvtier

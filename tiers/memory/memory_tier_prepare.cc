@@ -90,6 +90,8 @@ std::shared_ptr<MemorySegment> MemoryTier::MakeSpare() {
 
 void MemoryTier::PrepareSegment(MemorySegment& segment) {
   while (!segment.ready() && !segment.retired()) {
+    // What is to outlive this process is not to wait for a segment to be ready.
+    GiveKeeperOrders();
     bool locks = false;
     {
       absl::MutexLock lock(&mutex_);
