@@ -14,6 +14,7 @@ std::optional<CommandLineAction> ActionOf(std::string_view argument) {
   if (argument == "--version") return CommandLineAction::kVersion;
   if (argument == "--check-config") return CommandLineAction::kCheckConfig;
   if (argument == "--print-config") return CommandLineAction::kPrintConfig;
+  if (argument == "--hold") return CommandLineAction::kHold;
   return std::nullopt;
 }
 
@@ -70,6 +71,8 @@ Keeps the KV cache of LLM conversations on hbm, host memory and nvme.
   --config FILE     TOML file; flags beat environment variables beat the file
   --check-config    exit 0 if the configuration is valid, 2 with one line if not
   --print-config    the configuration in force, as a commented TOML file
+  --hold            keep host memory for the next daemon of the same run_dir; the daemon starts
+                    this itself with host.warm_restart = holder
   --ready-fd N      write "READY" and a line break to descriptor N once clients are served
   --version
   -h, --help

@@ -9,7 +9,14 @@
 
 namespace kvtier {
 
-enum class CommandLineAction : uint8_t { kServe, kHelp, kVersion, kCheckConfig, kPrintConfig };
+enum class CommandLineAction : uint8_t {
+  kServe,
+  kHelp,
+  kVersion,
+  kCheckConfig,
+  kPrintConfig,
+  kHold
+};
 
 struct CommandLine {
   CommandLineAction action = CommandLineAction::kServe;

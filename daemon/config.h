@@ -34,6 +34,9 @@ struct HostMemoryConfig {
   std::string lock_memory = "auto";
   // "reserved": from vm.nr_hugepages as long as it lasts.
   std::string huge_pages = "transparent";
+  // What keeps its contents while no daemon runs. "auto": systemd, under systemd.
+  std::string warm_restart = "auto";
+  uint32_t hold_seconds = 600;
 };
 
 // Where hbm is; keys of the section hbm, too.

@@ -76,8 +76,8 @@ const std::vector<KeySpec>& Keys() {
        "The GPU of the cuda device, counted as CUDA_VISIBLE_DEVICES lets the daemon see them."},
       {"hbm.demote_bytes_per_second",
        BytesKey{KVTIER_FIELD(hbm_device.demote_bytes_per_second), 0, kTiB},
-       "Limits what leaves the cuda device, per second, for engines that need the link; 0 is no "
-       "limit. What comes to the device never waits for what leaves it."},
+       "Limits what leaves hbm for host, per second, for engines that need the link or the "
+       "memory's bandwidth; 0 is no limit. What comes to hbm never waits for what leaves it."},
       {"hbm.capacity_bytes", BytesKey{KVTIER_FIELD(hbm.capacity_bytes), kMiB, 16 * kTiB},
        "Size of the hbm tier."},
       {"hbm.segment_bytes", BytesKey{KVTIER_FIELD(hbm.segment_bytes), 64 * kKiB, kGiB},
@@ -96,14 +96,20 @@ const std::vector<KeySpec>& Keys() {
        "Share of capacity above which blocks are demoted to nvme."},
       {"host.low_watermark", RatioKey{KVTIER_FIELD(host.low_watermark)},
        "Share of capacity at which demotion stops."},
-      {"host.lock_memory",
-       ChoiceKey{KVTIER_FIELD(host_memory.lock_memory), {"auto", "on", "off"}},
+      {"host.lock_memory", ChoiceKey{KVTIER_FIELD(host_memory.lock_memory), {"auto", "on", "off"}},
        "Whether host memory is locked, so that it is never swapped out: on refuses to start when "
        "RLIMIT_MEMLOCK is below the capacity, auto then goes without."},
       {"host.huge_pages",
        ChoiceKey{KVTIER_FIELD(host_memory.huge_pages), {"transparent", "reserved"}},
        "transparent asks the kernel for huge pages where it has some; reserved takes those of "
        "vm.nr_hugepages as long as they last. Needs host.segment_bytes of whole 2 MiB."},
+      {"host.warm_restart",
+       ChoiceKey{KVTIER_FIELD(host_memory.warm_restart), {"auto", "off", "holder"}},
+       "What keeps host blocks over a restart of the daemon: auto is systemd's descriptor store "
+       "(FileDescriptorStoreMax=) under systemd and nothing elsewhere, holder a process beside the "
+       "daemon."},
+      {"host.hold_seconds", IntegerKey{KVTIER_FIELD(host_memory.hold_seconds), 1, 86'400},
+       "How long the holder keeps host memory while no daemon runs."},
       {"nvme.enabled", BoolKey{KVTIER_FIELD(nvme.enabled)},
        "Whether there is a cold tier, below server.data_dir."},
       {"nvme.capacity_bytes", BytesKey{KVTIER_FIELD(nvme.capacity_bytes), 16 * kMiB, 1024 * kTiB},

@@ -14,10 +14,14 @@
 #include <bit>
 #include <cerrno>
 #include <chrono>
+#include <cstdlib>
+#include <fstream>
 #include <thread>
 #include <utility>
 
 #include "absl/synchronization/notification.h"
+#include "daemon/fd_store.h"
+#include "daemon/holder.h"
 #include "daemon/log.h"
 #include "daemon/monotonic.h"
 #include "daemon/random_bytes.h"
@@ -45,6 +49,13 @@ NvmeIoEngine ParseIoEngine(const std::string& name) {
   return NvmeIoEngine::kAuto;
 }
 
+absl::StatusOr<std::string> ReadBootId() {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string boot_id;
+  if (!(file >> boot_id)) return Unavailable("/proc/sys/kernel/random/boot_id: not readable");
+  return boot_id;
+}
+
 MemoryTier::LockMemory ParseLockMemory(const std::string& name) {
   if (name == "on") return MemoryTier::LockMemory::kOn;
   if (name == "off") return MemoryTier::LockMemory::kOff;
@@ -60,9 +71,11 @@ void WarnAboutPinning(const absl::Status& status) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Config& config,
-                                                      std::shared_ptr<CudaDriver> cuda) {
+                                                      std::shared_ptr<CudaDriver> cuda,
+                                                      std::vector<KeptFd> kept) {
   KVT_ASSIGN_OR_RETURN(RunDir run_dir, RunDir::Lock(config.server.run_dir));
   std::unique_ptr<Daemon> daemon(new Daemon(config, std::move(run_dir), std::move(cuda)));
+  daemon->keeper_ = daemon->OpenKeeper(std::move(kept));
   KVT_RETURN_IF_ERROR(daemon->OpenTiers());
   KVT_RETURN_IF_ERROR(daemon->OpenStore());
   KVT_RETURN_IF_ERROR(daemon->Listen());
@@ -128,6 +141,35 @@ absl::Status Daemon::failure() const {
   return failure_;
 }
 
+std::unique_ptr<SegmentKeeper> Daemon::OpenKeeper(std::vector<KeptFd> kept) const {
+  // Closes what systemd gave if that is not wanted.
+  auto systemd = std::make_unique<SystemdFdStore>(std::move(kept));
+  const std::string& way = config_.host_memory.warm_restart;
+  if (way == "auto" && std::getenv("NOTIFY_SOCKET") != nullptr) return systemd;
+  if (way != "holder") return nullptr;
+  auto holder = HolderClient::Connect(
+      {.run_dir = config_.server.run_dir, .hold_seconds = config_.host_memory.hold_seconds});
+  if (holder.ok()) return std::move(holder).value();
+  Log(LogLevel::kWarning, "host memory will not outlive this process",
+      {{"error", FromAbsl(holder.status().message())}});
+  return nullptr;
+}
+
+void Daemon::SayWhatHostKept() const {
+  const MemoryTier::Adoption& adoption = host_->adoption();
+  if (adoption.kept_count == 0 && adoption.refusal.empty()) return;
+  Log(adoption.refusal.empty() ? LogLevel::kInfo : LogLevel::kWarning,
+      "host blocks of the last process",
+      {{"kept", store_->recovered_host_block_count()},
+       {"kept_bytes", adoption.kept_bytes},
+       {"refused", adoption.refused_count()},
+       {"corrupt", adoption.corrupt_count},
+       {"damaged", adoption.damaged_count},
+       {"foreign", adoption.foreign_count},
+       {"no_room", adoption.no_room_count},
+       {"reason", adoption.refusal}});
+}
+
 absl::StatusOr<std::unique_ptr<MemoryTier>> Daemon::OpenHost() {
   MemoryTier::Options options;
   options.id = TierId::kHost;
@@ -141,6 +183,14 @@ absl::StatusOr<std::unique_ptr<MemoryTier>> Daemon::OpenHost() {
   options.lock_memory = ParseLockMemory(config_.host_memory.lock_memory);
   options.reserved_huge_pages = config_.host_memory.huge_pages == "reserved";
   options.node_idx = NodeOfThisProcess();
+  options.keeper = keeper_.get();
+  if (keeper_ != nullptr) {
+    KVT_ASSIGN_OR_RETURN(options.boot_id, ReadBootId());
+    for (OwnerIdx owner = 0; owner < tenants_.count(); ++owner) {
+      options.owner_tags.push_back(
+          FieldHasher().Add("kvtier-tenant-1").Add(tenants_.Name(owner)).Finish());
+    }
+  }
   const uint64_t start_ms = MonotonicMs();
   options.on_prepared = [start_ms](const MemoryTier::Prepared& prepared) {
     Log(LogLevel::kInfo, "host memory prepared",
@@ -181,6 +231,10 @@ absl::Status Daemon::OpenStore() {
   }};
   KVT_ASSIGN_OR_RETURN(options.core.nvme_admission, policy::ParseAdmission(config_.nvme.admission));
   KVT_ASSIGN_OR_RETURN(options.eviction, policy::ParseEviction(config_.policy.eviction));
+  // The cuda device sees to it itself.
+  if (config_.hbm_device.device == "cpu") {
+    options.demote_bytes_per_second = config_.hbm_device.demote_bytes_per_second;
+  }
   // Every data stream is a session of its own towards the core.
   options.core.sessions_max = config_.server.sessions_max + kDataStreamsMax;
   options.core.first_id = (RandomNonZero() & kFirstIdMask) | 1;
@@ -192,6 +246,7 @@ absl::Status Daemon::OpenStore() {
        {"nvme_bytes", nvme_ == nullptr ? 0 : config_.nvme.capacity_bytes},
        {"io_engine", nvme_ == nullptr ? "" : nvme_->Stats().io_engine},
        {"recovered_blocks", store_->recovered_block_count()}});
+  SayWhatHostKept();
   if (nvme_ != nullptr) WarnAboutDisk();
   return absl::OkStatus();
 }

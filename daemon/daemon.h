@@ -20,6 +20,7 @@
 #include "daemon/tenants.h"
 #include "tiers/cuda/driver.h"
 #include "tiers/memory/memory_tier.h"
+#include "tiers/memory/segment_keeper.h"
 #include "tiers/nvme/nvme_tier.h"
 
 namespace kvtier {
@@ -33,8 +34,10 @@ class Daemon {
   // FAILED_PRECONDITION when another daemon has the directories, and those of the system.
   // `cuda` is for the cuda device, and for tests; null: the driver of this machine, if it is
   // needed.
+  // `kept`: what systemd started this process with; the daemon's from now on.
   static absl::StatusOr<std::unique_ptr<Daemon>> Start(const Config& config,
-                                                       std::shared_ptr<CudaDriver> cuda = nullptr);
+                                                       std::shared_ptr<CudaDriver> cuda = nullptr,
+                                                       std::vector<KeptFd> kept = {});
 
   // Stops within server.drain_timeout_ms: not ready any more, waiters answered, sessions ended,
   // memory written to nvme, sockets closed, tiers closed. Idempotent.
@@ -58,6 +61,9 @@ class Daemon {
   absl::Status OpenTiers();
   absl::StatusOr<std::unique_ptr<MappedTier>> OpenHbm();
   absl::StatusOr<std::unique_ptr<MemoryTier>> OpenHost();
+  // Null: host memory ends with the process.
+  std::unique_ptr<SegmentKeeper> OpenKeeper(std::vector<KeptFd> kept) const;
+  void SayWhatHostKept() const;
   void OnHbmLost(const absl::Status& reason) ABSL_LOCKS_EXCLUDED(failure_mutex_);
   absl::Status OpenStore();
   // Says what of the disk an operator should look at.
@@ -84,6 +90,7 @@ class Daemon {
   // Start is over, and Stop has not begun.
   bool serving_ ABSL_GUARDED_BY(failure_mutex_) = false;
   std::unique_ptr<MappedTier> hbm_;
+  std::unique_ptr<SegmentKeeper> keeper_;
   std::unique_ptr<MemoryTier> host_;
   std::unique_ptr<NvmeTier> nvme_;
   std::unique_ptr<Store> store_;

@@ -18,6 +18,8 @@
 #include "daemon/command_line.h"
 #include "daemon/config.h"
 #include "daemon/daemon.h"
+#include "daemon/fd_store.h"
+#include "daemon/holder.h"
 #include "daemon/log.h"
 #include "daemon/supervisor.h"
 #include "proto/base/status_util.h"
@@ -113,8 +115,9 @@ int Serve(const Config& config, int ready_fd) {
   pthread_sigmask(SIG_BLOCK, &stop_signals, nullptr);
   std::signal(SIGPIPE, SIG_IGN);
   RaiseDescriptorLimit();
+  std::vector<KeptFd> kept = SystemdFdStore::TakeStarted();
   SetUpLog(config.log);
-  auto started = Daemon::Start(config);
+  auto started = Daemon::Start(config, nullptr, std::move(kept));
   if (!started.ok()) {
     return Fail(started.status(),
                 absl::IsInvalidArgument(started.status()) ? kExitUsage : kExitFailed);
@@ -155,6 +158,9 @@ int Main(const std::vector<std::string>& arguments) {
   if (!config.ok()) return Fail(config.status(), kExitUsage);
   if (line->action == CommandLineAction::kPrintConfig) return Print(PrintConfig(*config));
   if (line->action == CommandLineAction::kCheckConfig) return EXIT_SUCCESS;
+  if (line->action == CommandLineAction::kHold) {
+    return RunHolder(config->server.run_dir, config->host_memory.hold_seconds);
+  }
   return Serve(*config, line->ready_fd);
 }
 

@@ -17,7 +17,17 @@ constexpr core::TimeMs kTickIntervalMs = 5;
 
 absl::StatusOr<std::unique_ptr<Store>> Store::Open(const Options& options, TierSet tiers) {
   std::unique_ptr<Store> store(new Store(options, tiers));
-  KVT_RETURN_IF_ERROR(tiers.host->Recover([](const BlockMeta&, ReplicaId) {}));
+  // First what is nearest: of two replicas that differ, that of host stays.
+  std::vector<ReplicaId> refused_in_host;
+  KVT_RETURN_IF_ERROR(tiers.host->Recover([&](const BlockMeta& meta, ReplicaId replica) {
+    absl::MutexLock lock(&store->mutex_);
+    if (store->core_.AdoptHost(meta, replica)) {
+      ++store->recovered_host_block_count_;
+    } else {
+      refused_in_host.push_back(replica);
+    }
+  }));
+  for (const ReplicaId replica : refused_in_host) tiers.host->Free(replica);
   if (tiers.nvme != nullptr) {
     std::vector<ReplicaId> refused;
     absl::Status recovered = tiers.nvme->Recover([&](const BlockMeta& meta, ReplicaId replica) {

@@ -32,7 +32,7 @@ class Store {
     uint64_t demote_bytes_per_second = 0;
   };
 
-  // Recovers nvme into the core. Errors: those of Tier::Recover.
+  // Recovers host and nvme into the core. Errors: those of Tier::Recover.
   static absl::StatusOr<std::unique_ptr<Store>> Open(const Options& options, TierSet tiers);
   // Requires: no call is in progress or will come. Waits for the transfers in flight; replies not
   // given by then (Drain first) never are.
@@ -58,8 +58,9 @@ class Store {
   }
 
   const TierSet& tiers() const { return tiers_; }
-  // Replicas that the core took over from the last process.
+  // Replicas on nvme, and on host, that the core took over from the last process.
   uint64_t recovered_block_count() const { return recovered_block_count_; }
+  uint64_t recovered_host_block_count() const { return recovered_host_block_count_; }
 
  private:
   struct Completion {
@@ -80,7 +81,9 @@ class Store {
   void OnTransferDone(core::JobId job, absl::Status status);
 
   const TierSet tiers_;
+  // Of nvme.
   uint64_t recovered_block_count_ = 0;
+  uint64_t recovered_host_block_count_ = 0;
   absl::Mutex mutex_;
   core::StoreCore core_ ABSL_GUARDED_BY(mutex_);
   absl::Mutex completions_mutex_;

@@ -5,6 +5,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <cstddef>
 #include <cstdlib>
@@ -15,7 +16,7 @@
 
 namespace kvtier {
 
-absl::Status NotifySystemd(const std::string& state) {
+absl::Status NotifySystemd(const std::string& state, std::optional<int> passed_fd) {
   const char* const path = std::getenv("NOTIFY_SOCKET");
   if (path == nullptr || *path == '\0') return absl::OkStatus();
   const size_t path_bytes = std::strlen(path);
@@ -28,10 +29,15 @@ absl::Status NotifySystemd(const std::string& state) {
   const UniqueFd fd(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   if (!fd.valid()) return ErrnoStatus(errno, "socket");
   const auto address_bytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + path_bytes);
-  if (sendto(fd.get(), state.data(), state.size(), MSG_NOSIGNAL,
-             reinterpret_cast<const sockaddr*>(&address), address_bytes) < 0) {
-    return ErrnoStatus(errno, "notify systemd");
-  }
+  iovec payload{.iov_base = const_cast<char*>(state.data()), .iov_len = state.size()};
+  msghdr message{};
+  message.msg_name = &address;
+  message.msg_namelen = address_bytes;
+  message.msg_iov = &payload;
+  message.msg_iovlen = 1;
+  alignas(cmsghdr) std::array<char, kFdControlBytes> control{};
+  if (passed_fd.has_value()) AttachFd(*passed_fd, control, &message);
+  if (sendmsg(fd.get(), &message, MSG_NOSIGNAL) < 0) return ErrnoStatus(errno, "notify systemd");
   return absl::OkStatus();
 }
 

@@ -10,8 +10,9 @@
 
 namespace kvtier {
 
-// Sends `state` ("READY=1") to systemd's socket, if NOTIFY_SOCKET names one.
-absl::Status NotifySystemd(const std::string& state);
+// Sends `state` ("READY=1") to systemd's socket, if NOTIFY_SOCKET names one, and a copy of the
+// descriptor, if there is one.
+absl::Status NotifySystemd(const std::string& state, std::optional<int> fd = std::nullopt);
 
 // Writes "READY\n" to the descriptor and closes it.
 absl::Status NotifyReadyFd(int fd);

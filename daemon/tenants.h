@@ -22,7 +22,9 @@ class TenantTable {
 
   // Empty: this uid may not open sessions.
   std::optional<OwnerIdx> OwnerOf(uid_t uid) const;
-  // Requires: `owner` came from OwnerOf.
+  // Owners are the numbers below this.
+  OwnerIdx count() const { return static_cast<OwnerIdx>(names_.size()); }
+  // Requires: `owner` came from OwnerOf, or is below count().
   const std::string& Name(OwnerIdx owner) const { return names_.at(owner); }
 
  private:

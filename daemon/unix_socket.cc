@@ -6,6 +6,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -57,6 +58,70 @@ absl::StatusOr<UniqueFd> ListenSeqpacket(const std::string& path, mode_t mode) {
   if (chmod(path.c_str(), mode) != 0) return ErrnoStatus(errno, "chmod " + path);
   if (listen(fd.get(), SOMAXCONN) != 0) return ErrnoStatus(errno, "listen " + path);
   return fd;
+}
+
+absl::StatusOr<UniqueFd> ConnectSeqpacket(const std::string& path) {
+  KVT_RETURN_IF_ERROR(CheckSocketPath(path));
+  UniqueFd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  if (!fd.valid()) return ErrnoStatus(errno, "socket");
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path, path.data(), path.size());
+  if (connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
+    return Unavailable("connect to %s: %s", path, strerrordesc_np(errno));
+  }
+  return fd;
+}
+
+void AttachFd(int fd, std::span<char, kFdControlBytes> control, msghdr* message) {
+  message->msg_control = control.data();
+  message->msg_controllen = control.size();
+  cmsghdr* const header = CMSG_FIRSTHDR(message);
+  header->cmsg_level = SOL_SOCKET;
+  header->cmsg_type = SCM_RIGHTS;
+  header->cmsg_len = CMSG_LEN(sizeof(int));
+  std::memcpy(CMSG_DATA(header), &fd, sizeof(int));
+}
+
+absl::Status SendWithFd(int socket, std::span<const std::byte> message, std::optional<int> fd) {
+  iovec payload{.iov_base = const_cast<std::byte*>(message.data()), .iov_len = message.size()};
+  msghdr header{};
+  header.msg_iov = &payload;
+  header.msg_iovlen = 1;
+  alignas(cmsghdr) std::array<char, kFdControlBytes> control{};
+  if (fd.has_value()) AttachFd(*fd, control, &header);
+  ssize_t sent = -1;
+  do {
+    sent = sendmsg(socket, &header, MSG_NOSIGNAL);
+  } while (sent < 0 && errno == EINTR);
+  if (sent != static_cast<ssize_t>(message.size())) {
+    return Unavailable("send: %s", strerrordesc_np(errno));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<size_t> ReceiveWithFd(int socket, std::span<std::byte> message, UniqueFd* fd) {
+  iovec payload{.iov_base = message.data(), .iov_len = message.size()};
+  msghdr header{};
+  header.msg_iov = &payload;
+  header.msg_iovlen = 1;
+  // Room for one: the kernel closes the rest.
+  alignas(cmsghdr) std::array<char, kFdControlBytes> control{};
+  header.msg_control = control.data();
+  header.msg_controllen = control.size();
+  ssize_t got = -1;
+  do {
+    got = recvmsg(socket, &header, MSG_CMSG_CLOEXEC);
+  } while (got < 0 && errno == EINTR);
+  if (got < 0) return Unavailable("receive: %s", strerrordesc_np(errno));
+  const cmsghdr* const rights = CMSG_FIRSTHDR(&header);
+  if (rights != nullptr && rights->cmsg_level == SOL_SOCKET && rights->cmsg_type == SCM_RIGHTS &&
+      rights->cmsg_len == CMSG_LEN(sizeof(int))) {
+    int passed = -1;
+    std::memcpy(&passed, CMSG_DATA(rights), sizeof(passed));
+    *fd = UniqueFd(passed);
+  }
+  return static_cast<size_t>(got);
 }
 
 void ShutDownAccepted(const std::string& path) {

@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <sys/socket.h>
 #include <sys/types.h>
 
+#include <cstddef>
+#include <optional>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -25,6 +29,8 @@ class UniqueFd {
   int get() const { return fd_; }
   bool valid() const { return fd_ >= 0; }
   void Reset();
+  // The caller closes it from now on.
+  int Release() { return std::exchange(fd_, -1); }
 
  private:
   int fd_ = -1;
@@ -52,6 +58,18 @@ class PrivateUmask {
 // A listening, non-blocking SEQPACKET socket at `path` with exactly `mode`. Takes the place of a
 // stale socket: the caller holds the lock of the directory.
 absl::StatusOr<UniqueFd> ListenSeqpacket(const std::string& path, mode_t mode);
+
+// UNAVAILABLE when nobody listens there.
+absl::StatusOr<UniqueFd> ConnectSeqpacket(const std::string& path);
+
+inline constexpr size_t kFdControlBytes = CMSG_SPACE(sizeof(int));
+// Makes `fd` part of the message. `control` is aligned as a cmsghdr and outlives the message.
+void AttachFd(int fd, std::span<char, kFdControlBytes> control, msghdr* message);
+
+// One message, and a copy of the descriptor if there is one. UNAVAILABLE when the peer is gone.
+absl::Status SendWithFd(int socket, std::span<const std::byte> message, std::optional<int> fd);
+// The bytes of one message; 0 when the peer is gone. Descriptors beyond the first are closed.
+absl::StatusOr<size_t> ReceiveWithFd(int socket, std::span<std::byte> message, UniqueFd* fd);
 
 // Ends every connection that this process accepted on the stream socket at `path`, whoever holds
 // its descriptor. For stopping: gRPC waits for peers that take nothing.
