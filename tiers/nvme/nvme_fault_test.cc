@@ -4,10 +4,12 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mount.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <random>
@@ -100,6 +102,14 @@ TEST_F(NvmeFaultTest, AllocationFailureOfANewSegmentHeals) {
   AwaitDegraded(false);
   PutMany(3, 1000);
   ExpectAllReadable();
+}
+
+TEST_F(NvmeFaultTest, WhatAKilledProcessLeftOfItsTryToGrowIsRemoved) {
+  Open();
+  Close();
+  WriteFile(options_.dir + "/grow", std::string(kTestSegmentBytes, 'x'));
+  Open();
+  EXPECT_FALSE(std::filesystem::exists(options_.dir + "/grow"));
 }
 
 TEST_F(NvmeFaultTest, RefusesMoreThanItsQueuesHold) {
@@ -245,6 +255,84 @@ TEST_F(NvmeFullDiskTest, HealsAfterTheIndexFoundNoSpace) {
   ExpectAllReadable();
   Open();
   ExpectAllReadable();
+}
+
+// A real ext4 file system of its own: somebody else fills it, the kernel makes it read-only.
+class NvmeLoopDiskTest : public NvmeTierTest {
+ protected:
+  void SetUp() override {
+    std::filesystem::create_directory(options_.dir);
+    mount_ = options_.dir;
+    const std::string image = folder_.path() + "/disk";
+    const std::string command = "truncate -s 64M " + image + " && mkfs.ext4 -q -m 0 " + image +
+                                " && mount -o loop " + image + " " + mount_ + " >&2";
+    if (std::system(command.c_str()) != 0) {
+      GTEST_SKIP() << "SKIPPED: cannot make and mount an ext4 image here";
+    }
+    is_mounted_ = true;
+    options_.dir = mount_ + "/nvme";
+    options_.capacity_bytes = 40 * kTestSegmentBytes;
+  }
+  void TearDown() override {
+    Close();
+    if (!is_mounted_) return;
+    EXPECT_EQ(umount2(mount_.c_str(), MNT_DETACH), 0) << std::strerror(errno);
+  }
+
+  std::string mount_;
+  bool is_mounted_ = false;
+};
+
+TEST_F(NvmeLoopDiskTest, ServesWhileSomebodyElseFillsTheDiskAndWritesAgainWithinAMinute) {
+  Open();
+  PutMany(20, 100000);
+  const std::string filler_path = mount_ + "/filler";
+  const int filler = open(filler_path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+  ASSERT_GE(filler, 0);
+  const std::string chunk(1 << 20, 'x');
+  while (write(filler, chunk.data(), chunk.size()) > 0) {
+  }
+  absl::Status status;
+  while ((status = Put(100000)).ok()) {
+  }
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+  AwaitDegraded(true);
+  ExpectAllReadable();
+  close(filler);
+  ASSERT_EQ(unlink(filler_path.c_str()), 0);
+  // Fails after half a minute.
+  AwaitDegraded(false);
+  PutMany(20, 100000);
+  ExpectAllReadable();
+  Open();
+  ExpectAllReadable();
+}
+
+TEST_F(NvmeLoopDiskTest, ServesFromADiskThatTheKernelMadeReadOnly) {
+  Open();
+  PutMany(20, 100000);
+  // What ext4 does by itself after an error of the device.
+  if (std::system(("mount -o remount,abort " + mount_ + " 2>/dev/null").c_str()) != 0) {
+    GTEST_SKIP() << "SKIPPED: this ext4 cannot be made to give up";
+  }
+  absl::Status status;
+  while ((status = Put(100000)).ok()) {
+  }
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+  AwaitDegraded(true);
+  ExpectAllReadable();
+  Close();
+  // Mended as an operator does it.
+  ASSERT_EQ(umount2(mount_.c_str(), 0), 0) << std::strerror(errno);
+  is_mounted_ = false;
+  const std::string image = folder_.path() + "/disk";
+  const int checked = std::system(("e2fsck -fy " + image + " >&2").c_str());
+  ASSERT_LE(WEXITSTATUS(checked), 1);
+  ASSERT_EQ(std::system(("mount -o loop " + image + " " + mount_).c_str()), 0);
+  is_mounted_ = true;
+  Open();
+  ExpectAllReadable();
+  PutMany(5, 100000);
 }
 
 }  // namespace
