@@ -99,9 +99,9 @@ void CopyLane::Submit(CopyJob job) {
       active.job = std::move(job);
       active.late_at_ms = late_at_ms;
       woken_ = true;
+      return;
     }
   }
-  if (refusal.ok()) return;
   callbacks_.released(job.replica);
   std::move(job.done)(std::move(refusal));
 }

@@ -333,15 +333,20 @@ void CudaTier::Keep() {
 void CudaTier::Replace(std::vector<std::shared_ptr<CudaMemory>> retired) {
   // Old memory first: the new may need its room.
   retired.clear();
-  absl::StatusOr<std::unique_ptr<CudaMemory>> memory = NewSegment();
-  absl::Status status = memory.status();
-  if (status.ok()) status = AwaitZeroed();
+  std::unique_ptr<CudaMemory> memory;
+  absl::Status status;
+  if (auto made = NewSegment(); made.ok()) {
+    memory = std::move(made).value();
+    status = AwaitZeroed();
+  } else {
+    status = made.status();
+  }
   const bool lost = IsDeviceLost(status) || absl::IsDeadlineExceeded(status);
   {
     absl::MutexLock lock(&mutex_);
     allocation_status_ = status;
     if (status.ok()) {
-      spares_.push_back(std::move(memory).value());
+      spares_.push_back(std::move(memory));
       --due_count_;
     }
     // More may be due; after a failure, only later.
@@ -349,8 +354,7 @@ void CudaTier::Replace(std::vector<std::shared_ptr<CudaMemory>> retired) {
   }
   if (!lost) return;
   // The device may be zeroing it yet, for all that is known.
-  if (memory.ok()) [[maybe_unused]]
-    CudaMemory* const abandoned = memory->release();
+  [[maybe_unused]] CudaMemory* const abandoned = memory.release();
   MarkLost(status);
 }
 

@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 
 #include <atomic>
+#include <bit>
 #include <cstring>
 #include <utility>
 
@@ -79,8 +80,8 @@ class ContextScope {
   const CudaResult pushed_;
 };
 
-cuda_abi::Stream Raw(CudaStream stream) { return reinterpret_cast<cuda_abi::Stream>(stream); }
-cuda_abi::Event Raw(CudaEvent event) { return reinterpret_cast<cuda_abi::Event>(event); }
+cuda_abi::Stream Raw(CudaStream stream) { return std::bit_cast<cuda_abi::Stream>(stream); }
+cuda_abi::Event Raw(CudaEvent event) { return std::bit_cast<cuda_abi::Event>(event); }
 
 class RealDevice final : public CudaDevice {
  public:
@@ -117,7 +118,7 @@ class RealDevice final : public CudaDevice {
     KVT_RETURN_IF_ERROR(CheckSharable(info_));
     cuda_abi::AllocationHandle handle = 0;
     // The descriptor itself goes in the place of a pointer.
-    void* const os_handle = reinterpret_cast<void*>(static_cast<uintptr_t>(fd));
+    void* const os_handle = std::bit_cast<void*>(static_cast<uintptr_t>(fd));
     KVT_RETURN_IF_ERROR(Call("cuMemImportFromShareableHandle", cuda_.mem_import, &handle, os_handle,
                              cuda_abi::kHandleTypePosixFd));
     return handle;
