@@ -17,6 +17,7 @@
 #include "daemon/daemon.h"
 #include "daemon/health_watch.h"
 #include "daemon/monotonic.h"
+#include "tiers/cuda/cuda_tier.h"
 #include "tiers/cuda/fake_driver.h"
 #include "tiers/cuda/owned.h"
 #include "tiers/tier_test_util.h"
@@ -206,6 +207,28 @@ TEST_F(CudaDeviceTest, ABlockGoesDownAndUpByteForByte) {
   Start();
   EXPECT_THAT(Lookup(keys), Each(Eq(kResidentNvme)));
   ExpectLeased(keys, kHbmTier);
+}
+
+TEST_F(CudaDeviceTest, HostIsPinnedAndCopiedWithoutABuffer) {
+  Start();
+  auto* const hbm = dynamic_cast<CudaTier*>(daemon_->store().tiers().hbm);
+  ASSERT_NE(hbm, nullptr);
+  // Maps a segment of host.
+  Put(Chain(1, 1), kHostTier);
+  EXPECT_TRUE(Eventually([&] {
+    const PinnedSegments::Progress progress = hbm->pin_progress();
+    return progress.mapped_bytes > 0 && progress.pinned_bytes == progress.mapped_bytes;
+  }));
+  const auto keys = Chain(2, 3);
+  Put(keys);
+  Create("agent", keys);
+  ASSERT_TRUE(client_->PauseContext(ns_, "agent").ok());
+  ExpectLeased(keys, kHostTier);
+  EXPECT_EQ(hbm->demoted().direct_bytes, 3U * kBytes);
+  ASSERT_TRUE(client_->ResumeContext(ns_, "agent").ok());
+  EXPECT_TRUE(Eventually([&] { return Lookup(keys) == std::vector<uint8_t>(3, kResidentHbm); }));
+  ExpectLeased(keys, kHbmTier);
+  EXPECT_EQ(hbm->promoted().direct_bytes, 3U * kBytes);
 }
 
 TEST_F(CudaDeviceTest, BlocksOnTheGpuAreReadByValueToo) {
