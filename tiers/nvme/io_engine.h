@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -56,12 +58,21 @@ class IoEngine {
 
   virtual ~IoEngine() = default;
   virtual std::string_view name() const = 0;
+  // The name, and in what way and why it is less than it could be here.
+  virtual std::string Description() const { return std::string(name()); }
   // Requires: fewer than queue_depth operations are pending.
   virtual void Submit(std::unique_ptr<IoOp> op) = 0;
   // Blocks until an operation ends, Wake is called or `timeout_ms` has passed.
   virtual std::vector<Completion> Wait(int timeout_ms) = 0;
   // Ends the current or next Wait. Thread-safe, never blocks.
   virtual void Wake() = 0;
+
+  // Transfers whose buffers all lie in registered memory go without the cost of finding their pages
+  // again and again. Whole pages; a wish: what cannot be registered is used as any other memory.
+  virtual void RegisterMemory(std::span<std::byte>) {}
+  // Requires: registered with this very span, no operation on it is pending. When this returns, the
+  // engine and the kernel have let go of the pages.
+  virtual void UnregisterMemory(std::span<std::byte>) {}
 };
 
 struct IoEngineOptions {
@@ -69,8 +80,15 @@ struct IoEngineOptions {
   // Test-only: no attempt moves more than this (a multiple of 4 KiB), so that every longer
   // operation meets short transfers. 0: no limit.
   uint64_t attempt_bytes_max = 0;
+  // Test-only: what setting up the ring, and making room for registered memory, fail with (an
+  // errno), as kernels without them would.
+  int fast_setup_error = 0;
+  int plain_setup_error = 0;
+  int registration_error = 0;
 };
 
+// Takes the best ring that the kernel gives, rung by rung: one issuer with deferred completions,
+// any ring; with room for registered memory, or without. Description() says which and why.
 // Errors: UNAVAILABLE when the kernel or its policy has no io_uring for this process.
 absl::StatusOr<std::unique_ptr<IoEngine>> MakeUringEngine(const IoEngineOptions& options);
 // pread/pwrite on a pool of threads, for where io_uring is forbidden.

@@ -193,7 +193,7 @@ TEST_F(NvmeCrashTest, FallsBackToPreadWhereIoUringIsForbidden) {
   std::string all;
   for (char text[256]; fgets(text, sizeof(text), output) != nullptr;) all += text;
   EXPECT_NE(all.find("no io_uring, using a pool of pread threads"), std::string::npos) << all;
-  EXPECT_TRUE(all.ends_with("\npread\n")) << all;
+  EXPECT_NE(all.find("\npread, without io_uring: "), std::string::npos) << all;
   fclose(output);
   int status = 0;
   ASSERT_EQ(waitpid(pid, &status, 0), pid);

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The inside of NvmeTier. A block's way in: Write (queue) -> I/O thread: checksum, place, one
-// vectored write -> fdatasync for the whole group -> index thread: one synced RocksDB batch ->
-// done. nvme_tier.cc has the public calls, nvme_io.cc the I/O thread's transfers, nvme_reclaim.cc
-// its upkeep (activation, moves, healing), nvme_commit.cc the index thread, nvme_scrub.cc the scrub
-// thread, nvme_recover.cc start.
+// The inside of NvmeTier. A block's way in: Write -> a checking thread: checksum -> I/O thread:
+// place, write -> fdatasync for the whole group -> index thread: one synced RocksDB batch -> done.
+// Its way out: Read -> I/O thread: read, header -> a checking thread: checksum -> done.
+// nvme_tier.cc has the public calls, nvme_io.cc the I/O thread's transfers, nvme_memory.cc its
+// registered memory, nvme_reclaim.cc its upkeep (activation, moves, healing), nvme_commit.cc the
+// index thread, nvme_scrub.cc the scrub thread, nvme_recover.cc start.
 #pragma once
 
 #include <chrono>
@@ -15,6 +16,7 @@
 #include <memory>
 #include <optional>
 #include <random>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -26,18 +28,20 @@
 #include "tiers/nvme/data_dir.h"
 #include "tiers/nvme/io_engine.h"
 #include "tiers/nvme/nvme_tier.h"
+#include "tiers/nvme/page_pool.h"
 #include "tiers/nvme/record.h"
 #include "tiers/nvme/segment_table.h"
 #include "tiers/nvme/storage.h"
+#include "tiers/nvme/worker_pool.h"
 #include "tiers/nvme/write_budget.h"
 
 namespace kvtier {
 
-class NvmeTier::Impl {
+class NvmeTier::Impl final : public SegmentObserver {
  public:
   explicit Impl(const NvmeOptions& options)
       : options_(options), budget_(options.write_bytes_per_day_max) {}
-  ~Impl() { Close(); }
+  ~Impl() override { Close(); }
 
   // What NvmeTier's functions of these names say.
   absl::Status Open();
@@ -53,10 +57,17 @@ class NvmeTier::Impl {
   NvmeStats Stats() const;
   void Close();
 
+  // SegmentObserver.
+  void OnMapped(std::span<std::byte> segment) override;
+  void OnUnmapping(std::span<std::byte> segment) override;
+
  private:
   using Location = nvme::Location;
   using Stream = nvme::Stream;
   using Clock = std::chrono::steady_clock;
+
+  // The checksum of a payload up to this is taken by the I/O thread: handing it over costs more.
+  static constexpr uint32_t kCheckedHereBytesMax = 32 << 10;
 
   enum class ReplicaState : uint8_t { kReserved, kWriting, kLive, kLost };
   struct Replica {
@@ -75,7 +86,8 @@ class NvmeTier::Impl {
     BlockMeta meta;
     std::span<const std::byte> source;
     Done done;
-    bool is_checked = false;
+    // What a checking thread found; nothing: the I/O thread checks.
+    std::optional<absl::Status> check = {};
   };
   struct ReadRequest {
     ReplicaId replica_id = kNoReplica;
@@ -106,6 +118,10 @@ class NvmeTier::Impl {
     uint32_t segment_idx = 0;
     ReplicaId replica_id = kNoReplica;  // to be forgotten then, if any
   };
+  struct MemoryRequest {
+    std::span<std::byte> memory;
+    bool is_unmapping = false;
+  };
   struct Finished {
     Done done;
     absl::Status status;
@@ -121,6 +137,10 @@ class NvmeTier::Impl {
   // nvme_tier.cc
   void Finish(Finished finished) ABSL_LOCKS_EXCLUDED(mutex_);
   void Degrade(const absl::Status& reason) ABSL_LOCKS_EXCLUDED(mutex_);
+  // True when nothing was queued for the I/O thread: it has to be woken.
+  bool QueueWrite(WriteRequest request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // On a checking thread.
+  void CheckWrite(WriteRequest request);
   int Fault(NvmeFaultPoint point) const { return hook_ ? hook_(point) : 0; }
   nvme::Storage& storage() const {
     return options_.storage != nullptr ? *options_.storage : nvme::Storage::Plain();
@@ -134,15 +154,22 @@ class NvmeTier::Impl {
   void Submit(std::unique_ptr<nvme::IoOp> op);
   void StartReads();
   void StartRead(ReadRequest request, const Location& at);
-  void EndRead(ReadJob& job, int64_t result);
+  void EndRead(std::unique_ptr<ReadJob> job, int64_t result);
   void StartWrites();
-  absl::Status CheckSource(WriteRequest& request);
+  absl::Status CheckHeader(const ReadJob& job, int64_t result);
+  static absl::Status CheckSource(const WriteRequest& request);
   void StartWrite(WriteRequest request, const Location& at);
   void EndWrite(WriteJob& job, int64_t result);
   void RefuseWrite(WriteRequest request, absl::Status status);
+  void EndCheckedRead(ReadJob& job);
   void StartSync();
   void SyncNext();
   void FailGroup(std::vector<Commit> group, const absl::Status& status);
+
+  // nvme_memory.cc; all on the I/O thread.
+  void ServeMemory();
+  void ReleaseMemory(std::span<std::byte> memory);
+  void ReleaseAllMemory();
 
   // nvme_reclaim.cc; all on the I/O thread.
   void StartActivation(Stream stream, const nvme::SegmentTable::Activation& activation);
@@ -211,7 +238,6 @@ class NvmeTier::Impl {
   std::map<uint32_t, nvme::DataDir::SegmentFile> files_;  // until Recover
   uint64_t segment_bytes_ = 0;
   uint32_t segment_count_ = 0;
-  std::string engine_name_;
   uint64_t recovered_count_ = 0;
   uint64_t dropped_count_ = 0;
   bool is_rebuilt_ = false;
@@ -221,6 +247,7 @@ class NvmeTier::Impl {
   bool is_closing_ ABSL_GUARDED_BY(mutex_) = false;
   bool is_io_done_ ABSL_GUARDED_BY(mutex_) = false;
   std::optional<absl::Status> engine_made_ ABSL_GUARDED_BY(mutex_);
+  std::string engine_name_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<nvme::SegmentTable> segments_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<ReplicaId, Replica> replicas_ ABSL_GUARDED_BY(mutex_);
   // Replicas whose record lay in a segment at some time since it was activated.
@@ -242,6 +269,12 @@ class NvmeTier::Impl {
   int write_count_ ABSL_GUARDED_BY(mutex_) = 0;
   std::deque<ReadRequest> new_reads_ ABSL_GUARDED_BY(mutex_);
   std::deque<WriteRequest> new_writes_ ABSL_GUARDED_BY(mutex_);
+  // Writes that a checking thread has.
+  int check_count_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::deque<MemoryRequest> memory_requests_ ABSL_GUARDED_BY(mutex_);
+  // Requests made, and served, so far.
+  uint64_t memory_request_count_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t memory_done_count_ ABSL_GUARDED_BY(mutex_) = 0;
   // For the index thread.
   std::vector<Commit> commits_ ABSL_GUARDED_BY(mutex_);
   std::vector<Commit> stalled_moves_ ABSL_GUARDED_BY(mutex_);
@@ -258,6 +291,10 @@ class NvmeTier::Impl {
   std::deque<ReadRequest> reads_;
   std::deque<WriteRequest> writes_;
   std::vector<nvme::IoEngine::Completion> injected_;
+  // Why it is not the better one.
+  std::string engine_note_;
+  std::unique_ptr<nvme::PagePool> pages_;
+  std::vector<std::span<std::byte>> registered_;
   int transfer_count_ = 0;  // reads and writes of records
   int op_count_ = 0;        // all operations
   bool is_write_waiting_ = false;
@@ -279,6 +316,7 @@ class NvmeTier::Impl {
   // The index thread's own.
   Clock::time_point next_refresh_;
 
+  std::unique_ptr<nvme::WorkerPool> checkers_;
   std::jthread io_thread_;
   std::jthread index_thread_;
   std::jthread scrub_thread_;

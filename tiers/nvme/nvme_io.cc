@@ -44,6 +44,10 @@ NvmeFaultPoint FaultPointOf(IoKind kind) {
 
 bool IsPageAligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % kPageBytes == 0; }
 
+std::span<std::byte, kPageBytes> HeaderPage(std::byte* pages) {
+  return std::span<std::byte, kPageBytes>(pages, kPageBytes);
+}
+
 }  // namespace
 
 // The buffers of a record transfer: header page, the caller's whole pages, and a page for the rest
@@ -52,14 +56,15 @@ bool IsPageAligned(const void* data) { return reinterpret_cast<uintptr_t>(data) 
 struct NvmeTier::Impl::ReadJob {
   ReadRequest request;
   Location at;
-  PageMemory pages{2 * kPageBytes};
+  // The header page and the page for the rest, from pages_ until the transfer ends.
+  std::byte* pages = nullptr;
   std::optional<PageMemory> bounce;
 };
 
 struct NvmeTier::Impl::WriteJob {
   WriteRequest request;
   Location at;
-  PageMemory pages{2 * kPageBytes};
+  std::byte* pages = nullptr;
   std::optional<PageMemory> bounce;
 };
 
@@ -70,11 +75,16 @@ absl::StatusOr<std::unique_ptr<nvme::IoEngine>> NvmeTier::Impl::MakeEngine() {
   auto uring = nvme::MakeUringEngine(engine_options);
   if (uring.ok() || options_.io_engine == NvmeIoEngine::kIoUring) return uring;
   spdlog::warn("nvme: no io_uring, using a pool of pread threads: {}", uring.status().ToString());
+  engine_note_ = ", without io_uring: " + uring.status().ToString();
   return nvme::MakePreadEngine(engine_options);
 }
 
 void NvmeTier::Impl::IoMain() {
+  pages_ = std::make_unique<nvme::PagePool>(options_.queue_depth);
+  registered_.push_back(pages_->memory());
+  engine_->RegisterMemory(pages_->memory());
   while (TakeQueues()) {
+    ServeMemory();
     StartReads();
     StartWrites();
     StartMoves();
@@ -93,6 +103,7 @@ void NvmeTier::Impl::IoMain() {
     op_count_ -= static_cast<int>(completed.size());
     for (auto& completion : completed) std::move(completion.op->done)(completion.result);
   }
+  ReleaseAllMemory();
 }
 
 // False when the tier closes and nothing is left to do.
@@ -103,8 +114,8 @@ bool NvmeTier::Impl::TakeQueues() {
   for (WriteRequest& request : new_writes_) writes_.push_back(std::move(request));
   new_writes_.clear();
   if (!is_closing_) return true;
-  return op_count_ > 0 || !reads_.empty() || !writes_.empty() || !written_.empty() ||
-         !sync_group_.empty() || !moves_ready_.empty();
+  return op_count_ > 0 || check_count_ > 0 || !reads_.empty() || !writes_.empty() ||
+         !written_.empty() || !sync_group_.empty() || !moves_ready_.empty();
 }
 
 void NvmeTier::Impl::Submit(std::unique_ptr<IoOp> op) {
@@ -145,55 +156,75 @@ void NvmeTier::Impl::StartRead(ReadRequest request, const Location& at) {
   auto job = std::make_unique<ReadJob>();
   job->request = std::move(request);
   job->at = at;
+  job->pages = pages_->Take();
   const std::span<std::byte> target = job->request.target;
   auto op = std::make_unique<IoOp>();
   op->kind = IoKind::kRead;
   op->fd = dir_->OpenedFd(at.segment_idx);
   op->offset_bytes = at.offset_bytes;
-  op->AddBuffer(job->pages.data(), kPageBytes);
+  op->AddBuffer(job->pages, kPageBytes);
   if (IsPageAligned(target.data())) {
     const size_t whole_bytes = target.size() / kPageBytes * kPageBytes;
     op->AddBuffer(target.data(), whole_bytes);
-    if (whole_bytes < target.size()) op->AddBuffer(job->pages.data() + kPageBytes, kPageBytes);
+    if (whole_bytes < target.size()) op->AddBuffer(job->pages + kPageBytes, kPageBytes);
   } else {
     job->bounce.emplace(target.size());
     op->AddBuffer(job->bounce->data(), job->bounce->bytes().size());
   }
   ++transfer_count_;
-  op->done = [this, job = std::move(job)](int64_t result) { EndRead(*job, result); };
+  op->done = [this, job = std::move(job)](int64_t result) mutable {
+    EndRead(std::move(job), result);
+  };
   Submit(std::move(op));
 }
 
-void NvmeTier::Impl::EndRead(ReadJob& job, int64_t result) {
+void NvmeTier::Impl::EndRead(std::unique_ptr<ReadJob> job, int64_t result) {
   --transfer_count_;
   {
     absl::MutexLock lock(&mutex_);
-    segments_->Unpin(job.at.segment_idx);
+    segments_->Unpin(job->at.segment_idx);
   }
-  const BlockMeta& meta = job.request.meta;
-  const std::span<std::byte> target = job.request.target;
-  absl::Status status;
-  if (result < 0) {
-    status = Unavailable("nvme: read %s: %s", dir_->SegmentPath(job.at.segment_idx),
-                         std::strerror(static_cast<int>(-result)));
-    Degrade(status);
-  } else if (static_cast<uint64_t>(result) != nvme::RecordBytes(meta.payload_bytes)) {
-    status = DataLoss("nvme: block %s: its segment file is cut off", meta.key.Hex());
+  absl::Status status = CheckHeader(*job, result);
+  const std::span<std::byte> target = job->request.target;
+  if (const size_t rest = target.size() % kPageBytes; rest != 0 && !job->bounce) {
+    std::memcpy(target.data() + target.size() - rest, job->pages + kPageBytes, rest);
+  }
+  pages_->Give(std::exchange(job->pages, nullptr));
+  if (!status.ok()) {
+    Finish({.done = std::move(job->request.done), .status = std::move(status)});
+  } else if (target.size() <= kCheckedHereBytesMax) {
+    EndCheckedRead(*job);
   } else {
-    const auto header = nvme::ParseRecordHeader(job.pages.first_page());
-    if (!header.ok() || header->meta != meta || header->generation != job.at.generation) {
-      status = DataLoss("nvme: block %s: another record, or none, lies at its place (%s)",
-                        meta.key.Hex(), header.status().ToString());
-    } else {
-      if (job.bounce) {
-        std::memcpy(target.data(), job.bounce->data(), target.size());
-      } else if (const size_t rest = target.size() % kPageBytes; rest != 0) {
-        std::memcpy(target.data() + target.size() - rest, job.pages.data() + kPageBytes, rest);
-      }
-      if (Crc32c(target) != meta.crc32c) {
-        status = DataLoss("nvme: block %s: checksum mismatch", meta.key.Hex());
-      }
-    }
+    checkers_->Submit([this, job = std::move(job)] { EndCheckedRead(*job); });
+  }
+}
+
+absl::Status NvmeTier::Impl::CheckHeader(const ReadJob& job, int64_t result) {
+  const BlockMeta& meta = job.request.meta;
+  if (result < 0) {
+    absl::Status status = Unavailable("nvme: read %s: %s", dir_->SegmentPath(job.at.segment_idx),
+                                      std::strerror(static_cast<int>(-result)));
+    Degrade(status);
+    return status;
+  }
+  if (static_cast<uint64_t>(result) != nvme::RecordBytes(meta.payload_bytes)) {
+    return DataLoss("nvme: block %s: its segment file is cut off", meta.key.Hex());
+  }
+  const auto header = nvme::ParseRecordHeader(HeaderPage(job.pages));
+  if (!header.ok() || header->meta != meta || header->generation != job.at.generation) {
+    return DataLoss("nvme: block %s: another record, or none, lies at its place (%s)",
+                    meta.key.Hex(), header.status().ToString());
+  }
+  return absl::OkStatus();
+}
+
+// On a checking thread, or on the I/O thread for a small payload.
+void NvmeTier::Impl::EndCheckedRead(ReadJob& job) {
+  const std::span<std::byte> target = job.request.target;
+  if (job.bounce) std::memcpy(target.data(), job.bounce->data(), target.size());
+  absl::Status status;
+  if (Crc32c(target) != job.request.meta.crc32c) {
+    status = DataLoss("nvme: block %s: checksum mismatch", job.request.meta.key.Hex());
   }
   const uint64_t useful_bytes = status.ok() ? target.size() : 0;
   Finish({.done = std::move(job.request.done),
@@ -201,9 +232,7 @@ void NvmeTier::Impl::EndRead(ReadJob& job, int64_t result) {
           .useful_bytes = useful_bytes});
 }
 
-absl::Status NvmeTier::Impl::CheckSource(WriteRequest& request) {
-  if (request.is_checked) return absl::OkStatus();
-  request.is_checked = true;
+absl::Status NvmeTier::Impl::CheckSource(const WriteRequest& request) {
   if (Crc32c(request.source) == request.meta.crc32c) return absl::OkStatus();
   return DataLoss("nvme: block %s: the bytes to write do not match their checksum",
                   request.meta.key.Hex());
@@ -213,7 +242,8 @@ void NvmeTier::Impl::StartWrites() {
   is_write_waiting_ = false;
   while (!writes_.empty() && transfer_count_ < options_.queue_depth) {
     WriteRequest& front = writes_.front();
-    absl::Status refusal = CheckSource(front);
+    if (!front.check) front.check = CheckSource(front);
+    absl::Status refusal = *front.check;
     std::optional<Location> at;
     std::optional<nvme::SegmentTable::Activation> activation;
     if (refusal.ok()) {
@@ -262,18 +292,19 @@ void NvmeTier::Impl::StartWrite(WriteRequest request, const Location& at) {
   auto job = std::make_unique<WriteJob>();
   job->request = std::move(request);
   job->at = at;
+  job->pages = pages_->Take();
   const std::span<const std::byte> source = job->request.source;
   nvme::EncodeRecordHeader(
       {.meta = job->request.meta, .generation = at.generation, .nonce = at.nonce},
-      job->pages.first_page());
+      HeaderPage(job->pages));
   auto op = std::make_unique<IoOp>();
   op->kind = IoKind::kWrite;
   op->fd = dir_->OpenedFd(at.segment_idx);
   op->offset_bytes = at.offset_bytes;
-  op->AddBuffer(job->pages.data(), kPageBytes);
+  op->AddBuffer(job->pages, kPageBytes);
   const size_t whole_bytes = source.size() / kPageBytes * kPageBytes;
   const size_t rest_bytes = source.size() - whole_bytes;
-  std::byte* tail = job->pages.data() + kPageBytes;
+  std::byte* tail = job->pages + kPageBytes;
   if (IsPageAligned(source.data())) {
     // writev does not write to its buffers.
     op->AddBuffer(const_cast<std::byte*>(source.data()), whole_bytes);
@@ -294,6 +325,7 @@ void NvmeTier::Impl::StartWrite(WriteRequest request, const Location& at) {
 
 void NvmeTier::Impl::EndWrite(WriteJob& job, int64_t result) {
   --transfer_count_;
+  pages_->Give(job.pages);
   if (result >= 0) {
     written_.push_back({.replica_id = job.request.replica_id,
                         .meta = job.request.meta,

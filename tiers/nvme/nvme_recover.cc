@@ -91,6 +91,9 @@ uint64_t NvmeTier::Impl::IndexBufferBytes() const {
 }
 
 absl::Status NvmeTier::Impl::StartThreads() {
+  // One thread takes checksums faster than a disk reads; more are for fast arrays.
+  const int core_count = static_cast<int>(std::thread::hardware_concurrency());
+  checkers_ = std::make_unique<nvme::WorkerPool>(std::clamp(core_count / 4, 1, 4));
   io_thread_ = std::jthread([this] {
     pthread_setname_np(pthread_self(), "kvt-nvme-io");
     // The ring belongs to the thread that makes it.
@@ -100,7 +103,7 @@ absl::Status NvmeTier::Impl::StartThreads() {
       absl::MutexLock lock(&mutex_);
       if (is_made) {
         engine_ = storage().WrapEngine(std::move(engine).value());
-        engine_name_ = std::string(engine_->name());
+        engine_name_ = engine_->Description() + engine_note_;
       }
       engine_made_ = engine.status();
     }

@@ -67,6 +67,8 @@ TierUsage NvmeTier::Impl::Usage() const {
 void NvmeTier::Impl::Write(ReplicaId replica_id, const BlockMeta& meta,
                            std::span<const std::byte> source, Done done) {
   absl::Status status;
+  std::optional<WriteRequest> unchecked;
+  bool needs_wake = false;
   {
     absl::MutexLock lock(&mutex_);
     const auto it = replicas_.find(replica_id);
@@ -85,22 +87,49 @@ void NvmeTier::Impl::Write(ReplicaId replica_id, const BlockMeta& meta,
       replica.state = ReplicaState::kWriting;
       replica.namespace_hash = meta.namespace_hash;
       replica.key = meta.key;
-      new_writes_.push_back({.replica_id = replica_id,
-                             .meta = meta,
-                             .source = source.first(meta.payload_bytes),
-                             .done = std::move(done)});
+      WriteRequest request{.replica_id = replica_id,
+                           .meta = meta,
+                           .source = source.first(meta.payload_bytes),
+                           .done = std::move(done)};
+      if (meta.payload_bytes > kCheckedHereBytesMax) {
+        ++check_count_;
+        unchecked = std::move(request);
+      } else {
+        needs_wake = QueueWrite(std::move(request));
+      }
     }
   }
-  if (status.ok()) {
-    engine_->Wake();
-  } else {
+  if (!status.ok()) {
     std::move(done)(std::move(status));
+  } else if (unchecked) {
+    checkers_->Submit(
+        [this, request = std::move(*unchecked)]() mutable { CheckWrite(std::move(request)); });
+  } else if (needs_wake) {
+    engine_->Wake();
   }
+}
+
+bool NvmeTier::Impl::QueueWrite(WriteRequest request) {
+  const bool needs_wake = new_reads_.empty() && new_writes_.empty();
+  new_writes_.push_back(std::move(request));
+  return needs_wake;
+}
+
+void NvmeTier::Impl::CheckWrite(WriteRequest request) {
+  request.check = CheckSource(request);
+  bool needs_wake;
+  {
+    absl::MutexLock lock(&mutex_);
+    --check_count_;
+    needs_wake = QueueWrite(std::move(request));
+  }
+  if (needs_wake) engine_->Wake();
 }
 
 void NvmeTier::Impl::Read(ReplicaId replica_id, const BlockMeta& meta, std::span<std::byte> target,
                           Done done) {
   absl::Status status;
+  bool needs_wake = false;
   {
     absl::MutexLock lock(&mutex_);
     const auto it = replicas_.find(replica_id);
@@ -117,16 +146,18 @@ void NvmeTier::Impl::Read(ReplicaId replica_id, const BlockMeta& meta, std::span
       status = Exhausted("nvme: %d reads are queued", read_count_);
     } else {
       ++read_count_;
+      // Whoever found the queues empty has woken the I/O thread, which takes all of them.
+      needs_wake = new_reads_.empty() && new_writes_.empty();
       new_reads_.push_back({.replica_id = replica_id,
                             .meta = meta,
                             .target = target.first(meta.payload_bytes),
                             .done = std::move(done)});
     }
   }
-  if (status.ok()) {
-    engine_->Wake();
-  } else {
+  if (!status.ok()) {
     std::move(done)(std::move(status));
+  } else if (needs_wake) {
+    engine_->Wake();
   }
 }
 
@@ -185,6 +216,8 @@ void NvmeTier::Impl::Close() {
     if (engine_ != nullptr) engine_->Wake();
     io_thread_.join();
   }
+  // Ends the reads that are being checked.
+  checkers_.reset();
   {
     absl::MutexLock lock(&mutex_);
     is_io_done_ = true;
@@ -224,6 +257,7 @@ absl::Status NvmeTier::Recover(const std::function<void(const BlockMeta&, Replic
 }
 TierHealth NvmeTier::Health() const { return impl_->Health(); }
 NvmeStats NvmeTier::Stats() const { return impl_->Stats(); }
+SegmentObserver& NvmeTier::memory_observer() { return *impl_; }
 void NvmeTier::Close() { impl_->Close(); }
 
 }  // namespace kvtier

@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "tiers/memory/segment_observer.h"
 #include "tiers/tier.h"
 
 namespace kvtier {
@@ -65,6 +66,7 @@ struct NvmeOptions {
 };
 
 struct NvmeStats {
+  // Its name and, when it is less than it could be, in what and why.
   std::string io_engine;
   // O_DIRECT is in use; else the page cache and fdatasync.
   bool is_direct = false;
@@ -101,9 +103,9 @@ bool IsWriteBudgetSpent(const absl::Status& status);
 // pool) with O_DIRECT; a RocksDB index that only ever names payloads which are durable. FORMAT.md
 // describes the files.
 //
-// Owns its directory, two threads (I/O, index; three with a scrub) and the descriptors of all
-// segment files: one per segment, so RLIMIT_NOFILE must allow capacity_bytes / segment_bytes of
-// them. Thread-safe. Write and Read queue and return; `done` runs on one of the two threads and
+// Owns its directory, its threads (I/O, index, checksums, and one for a scrub) and the descriptors
+// of all segment files: one per segment, so RLIMIT_NOFILE must allow capacity_bytes / segment_bytes
+// of them. Thread-safe. Write and Read queue and return; `done` runs on one of these threads and
 // must not block. Use: Create, Recover once, anything. Before Recover, Reserve answers UNAVAILABLE.
 //
 // A key that is written while another replica of it is live takes the index entry over: only the
@@ -137,6 +139,9 @@ class NvmeTier final : public Tier {
   TierHealth Health() const override;
 
   NvmeStats Stats() const;
+  // To be told of the memory that blocks are read into and written from: transfers to and from it
+  // cost less. Lives as long as this.
+  SegmentObserver& memory_observer();
   // Takes no more reads and writes (UNAVAILABLE), finishes those it has, makes frees durable unless
   // degraded, and closes the index. Blocks. Idempotent; not concurrent with other calls.
   void Close();

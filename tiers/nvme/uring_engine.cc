@@ -8,6 +8,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <map>
+#include <memory>
+#include <string>
 #include <utility>
 
 #include "proto/base/check.h"
@@ -17,10 +20,27 @@
 namespace kvtier::nvme {
 namespace {
 
-// An operation in the ring; the kernel reads `attempt` until the completion.
+// A registered buffer is at most this long.
+constexpr uint64_t kFixedBytesMax = 1ULL << 30;
+// The kernel's limit on registered buffers.
+constexpr unsigned kFixedCountMax = 1 << 14;
+
+// An operation whose buffers are all registered: one transfer a buffer, which end in any order.
+struct Split {
+  std::unique_ptr<IoOp> op;
+  int part_count = 0;
+  int64_t moved_bytes = 0;
+  int64_t error = 0;
+};
+
+// An operation, or one part of a split one, in the ring; the kernel reads `attempt` until the
+// completion.
 struct Pending {
   std::unique_ptr<IoOp> op;
-  iovec attempt[IoOp::kBufferCountMax];
+  iovec attempt[IoOp::kBufferCountMax] = {};
+  // Of a part.
+  std::shared_ptr<Split> split = {};
+  int fixed_idx = -1;
 };
 
 class UringEngine final : public IoEngine {
@@ -35,25 +55,50 @@ class UringEngine final : public IoEngine {
   }
 
   absl::Status Init() {
-    // One completion each for the operations and the wake-up, so that none can overflow.
-    const auto entries = static_cast<unsigned>(options_.queue_depth + 1);
-    int error = io_uring_queue_init(entries, &ring_,
-                                    IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN);
-    // Kernels before 6.1 do not know the flags.
-    if (error == -EINVAL) error = io_uring_queue_init(entries, &ring_, 0);
-    if (error < 0) return Unavailable("io_uring_setup: %s", std::strerror(-error));
-    has_ring_ = true;
+    KVT_RETURN_IF_ERROR(InitRing());
     wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (wake_fd_ < 0) return Unavailable("eventfd: %s", std::strerror(errno));
+    int error = -options_.registration_error;
+    if (error == 0) error = io_uring_register_buffers_sparse(&ring_, kFixedCountMax);
+    if (error < 0) {
+      no_fixed_reason_ = std::strerror(-error);
+      return absl::OkStatus();
+    }
+    for (unsigned i = kFixedCountMax; i > 0; --i) free_fixed_.push_back(static_cast<int>(i) - 1);
     return absl::OkStatus();
   }
 
   std::string_view name() const override { return "io_uring"; }
 
+  std::string Description() const override {
+    std::string text(name());
+    if (!plain_ring_reason_.empty())
+      text += ", without deferred completions: " + plain_ring_reason_;
+    if (!no_fixed_reason_.empty()) text += ", without registered memory: " + no_fixed_reason_;
+    return text;
+  }
+
   void Submit(std::unique_ptr<IoOp> op) override {
     KVT_CHECK(pending_count_ < options_.queue_depth);
     ++pending_count_;
-    Queue(new Pending{.op = std::move(op), .attempt = {}});
+    int fixed_idx[IoOp::kBufferCountMax];
+    if (!FindFixed(*op, fixed_idx)) {
+      Queue(new Pending{.op = std::move(op)});
+      return;
+    }
+    auto split = std::make_shared<Split>();
+    uint64_t offset_bytes = op->offset_bytes;
+    split->part_count = op->buffer_count;
+    for (int i = 0; i < op->buffer_count; ++i) {
+      auto part = std::make_unique<IoOp>();
+      part->kind = op->kind;
+      part->fd = op->fd;
+      part->offset_bytes = offset_bytes;
+      part->AddBuffer(op->buffers[i].iov_base, op->buffers[i].iov_len);
+      offset_bytes += op->buffers[i].iov_len;
+      Queue(new Pending{.op = std::move(part), .split = split, .fixed_idx = fixed_idx[i]});
+    }
+    split->op = std::move(op);
   }
 
   std::vector<Completion> Wait(int timeout_ms) override {
@@ -76,9 +121,7 @@ class UringEngine final : public IoEngine {
         continue;
       }
       if (const auto result = pending->op->Advance(cqe->res)) {
-        completed.push_back({.op = std::move(pending->op), .result = *result});
-        delete pending;
-        --pending_count_;
+        End(std::unique_ptr<Pending>(pending), *result, completed);
       } else {
         again.push_back(pending);
       }
@@ -94,7 +137,100 @@ class UringEngine final : public IoEngine {
     [[maybe_unused]] const ssize_t written = write(wake_fd_, &one, sizeof(one));
   }
 
+  void RegisterMemory(std::span<std::byte> memory) override {
+    while (!memory.empty() && no_fixed_reason_.empty()) {
+      const std::span<std::byte> chunk = memory.first(std::min(memory.size(), kFixedBytesMax));
+      memory = memory.subspan(chunk.size());
+      if (free_fixed_.empty()) {
+        no_fixed_reason_ = "all " + std::to_string(kFixedCountMax) + " places are taken";
+        return;
+      }
+      const int idx = free_fixed_.back();
+      const iovec buffer{.iov_base = chunk.data(), .iov_len = chunk.size()};
+      const int updated = UpdateFixed(idx, buffer);
+      if (updated < 0) {
+        // What is registered stays so; the next one would fail as well.
+        no_fixed_reason_ = std::strerror(-updated);
+        return;
+      }
+      free_fixed_.pop_back();
+      fixed_.emplace(chunk.data(), Fixed{.end = chunk.data() + chunk.size(), .idx = idx});
+    }
+  }
+
+  void UnregisterMemory(std::span<std::byte> memory) override {
+    auto it = fixed_.lower_bound(memory.data());
+    while (it != fixed_.end() && it->first < memory.data() + memory.size()) {
+      // An empty buffer cannot be refused: it needs no memory.
+      const int updated = UpdateFixed(it->second.idx, iovec{});
+      KVT_CHECK(updated == 1);
+      free_fixed_.push_back(it->second.idx);
+      it = fixed_.erase(it);
+    }
+  }
+
  private:
+  struct Fixed {
+    const std::byte* end = nullptr;
+    int idx = -1;
+  };
+
+  absl::Status InitRing() {
+    // One completion each for the parts of all operations and the wake-up, so that none overflows.
+    const auto entries = static_cast<unsigned>(IoOp::kBufferCountMax * options_.queue_depth + 1);
+    int error = -options_.fast_setup_error;
+    if (error == 0) {
+      error = io_uring_queue_init(entries, &ring_,
+                                  IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN);
+    }
+    if (error < 0) {
+      // Kernels before 6.1 do not know the flags.
+      plain_ring_reason_ = std::strerror(-error);
+      error = -options_.plain_setup_error;
+      if (error == 0) error = io_uring_queue_init(entries, &ring_, 0);
+    }
+    if (error < 0) return Unavailable("io_uring_setup: %s", std::strerror(-error));
+    has_ring_ = true;
+    return absl::OkStatus();
+  }
+
+  int UpdateFixed(int idx, const iovec& buffer) {
+    return io_uring_register_buffers_update_tag(&ring_, static_cast<unsigned>(idx), &buffer,
+                                                /*tags=*/nullptr, 1);
+  }
+
+  // The registered buffer that each of the operation's lies in; false when one does not.
+  bool FindFixed(const IoOp& op, int (&fixed_idx)[IoOp::kBufferCountMax]) const {
+    if (fixed_.empty() || op.buffer_count == 0) return false;
+    for (int i = 0; i < op.buffer_count; ++i) {
+      const auto* const data = static_cast<const std::byte*>(op.buffers[i].iov_base);
+      auto it = fixed_.upper_bound(data);
+      if (it == fixed_.begin()) return false;
+      --it;
+      if (data + op.buffers[i].iov_len > it->second.end) return false;
+      fixed_idx[i] = it->second.idx;
+    }
+    return true;
+  }
+
+  void End(std::unique_ptr<Pending> pending, int64_t result, std::vector<Completion>& completed) {
+    if (pending->split == nullptr) {
+      completed.push_back({.op = std::move(pending->op), .result = result});
+      --pending_count_;
+      return;
+    }
+    Split& split = *pending->split;
+    if (result < 0) {
+      split.error = result;
+    } else {
+      split.moved_bytes += result;
+    }
+    if (--split.part_count > 0) return;
+    completed.push_back(
+        {.op = std::move(split.op), .result = split.error < 0 ? split.error : split.moved_bytes});
+    --pending_count_;
+  }
+
   io_uring_sqe* NextSqe() {
     io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
     while (sqe == nullptr) {
@@ -124,10 +260,22 @@ class UringEngine final : public IoEngine {
     const unsigned count = FillAttempt(*pending);
     switch (op.kind) {
       case IoKind::kRead:
-        io_uring_prep_readv(sqe, op.fd, pending->attempt, count, offset_bytes);
+        if (pending->fixed_idx >= 0) {
+          io_uring_prep_read_fixed(sqe, op.fd, pending->attempt[0].iov_base,
+                                   static_cast<unsigned>(pending->attempt[0].iov_len), offset_bytes,
+                                   pending->fixed_idx);
+        } else {
+          io_uring_prep_readv(sqe, op.fd, pending->attempt, count, offset_bytes);
+        }
         break;
       case IoKind::kWrite:
-        io_uring_prep_writev(sqe, op.fd, pending->attempt, count, offset_bytes);
+        if (pending->fixed_idx >= 0) {
+          io_uring_prep_write_fixed(sqe, op.fd, pending->attempt[0].iov_base,
+                                    static_cast<unsigned>(pending->attempt[0].iov_len),
+                                    offset_bytes, pending->fixed_idx);
+        } else {
+          io_uring_prep_writev(sqe, op.fd, pending->attempt, count, offset_bytes);
+        }
         break;
       case IoKind::kSync:
         io_uring_prep_fsync(sqe, op.fd, IORING_FSYNC_DATASYNC);
@@ -160,6 +308,12 @@ class UringEngine final : public IoEngine {
   int wake_fd_ = -1;
   bool is_wake_armed_ = false;
   int pending_count_ = 0;
+  // Registered memory by its first byte, and the places that are left.
+  std::map<const std::byte*, Fixed> fixed_;
+  std::vector<int> free_fixed_;
+  // Empty while all is well.
+  std::string plain_ring_reason_;
+  std::string no_fixed_reason_;
 };
 
 }  // namespace

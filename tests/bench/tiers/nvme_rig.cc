@@ -2,16 +2,12 @@
 #include "tests/bench/tiers/nvme_rig.h"
 
 #include <cstring>
-#include <random>
 #include <utility>
 
-#include "proto/base/crc32c.h"
 #include "tests/bench/tiers/meter.h"
 
 namespace kvtier::bench {
 namespace {
-
-constexpr uint64_t kHostSegmentBytes = 64ULL << 20;
 
 NvmeIoEngine EngineOf(const std::string& name) {
   if (name == "io_uring") return NvmeIoEngine::kIoUring;
@@ -36,46 +32,30 @@ Key KeyOf(uint64_t block) {
 }  // namespace
 
 NvmeRig::NvmeRig(const RigOptions& options) : options_(options) {
-  const uint64_t slots_bytes = 2ULL * kDepthMax * options.block_bytes;
-  auto nvme = NvmeTier::Create({.dir = options.dir,
-                                .capacity_bytes = options.capacity_bytes,
-                                .segment_bytes = options.segment_bytes,
-                                .io_engine = EngineOf(options.io_engine)});
+  NvmeOptions nvme_options;
+  nvme_options.dir = options.dir;
+  nvme_options.capacity_bytes = options.capacity_bytes;
+  nvme_options.segment_bytes = options.segment_bytes;
+  nvme_options.io_engine = EngineOf(options.io_engine);
+  auto nvme = NvmeTier::Create(nvme_options);
   MustBeOk(nvme.status());
   nvme_ = std::move(nvme).value();
   MustBeOk(nvme_->Recover([](const BlockMeta&, ReplicaId) {}));
-  auto host = MemoryTier::Create({.id = TierId::kHost,
-                                  .capacity_bytes = slots_bytes + 2 * kHostSegmentBytes,
-                                  .segment_bytes = kHostSegmentBytes});
-  MustBeOk(host.status());
-  host_ = std::move(host).value();
-  std::mt19937_64 random(options.block_bytes);
-  for (int i = 0; i < 2 * kDepthMax; ++i) {
-    const auto replica = host_->Reserve(options.block_bytes, 0);
-    MustBeOk(replica.status());
-    const std::span<std::byte> bytes = host_->Mapped(*replica);
-    for (size_t at = 0; at + sizeof(uint64_t) <= bytes.size(); at += sizeof(uint64_t)) {
-      const uint64_t word = random();
-      std::memcpy(bytes.data() + at, &word, sizeof(word));
-    }
-    const uint32_t crc32c = Crc32c(bytes.first(options.block_bytes));
-    (i < kDepthMax ? sources_ : targets_).push_back({.bytes = bytes, .crc32c = crc32c});
-  }
+  host_ = std::make_unique<HostSlots>(options.block_bytes, &nvme_->memory_observer());
   absl::MutexLock lock(&mutex_);
   for (int i = kDepthMax - 1; i >= 0; --i) free_places_.push_back(i);
 }
 
 NvmeRig::~NvmeRig() {
   AwaitAll();
-  nvme_.reset();
-  host_.reset();
+  host_.reset();  // its observer outlives it
 }
 
 BlockMeta NvmeRig::MetaOf(uint64_t block) const {
   BlockMeta meta;
   meta.key = KeyOf(block);
   meta.payload_bytes = options_.block_bytes;
-  meta.crc32c = sources_[block % sources_.size()].crc32c;
+  meta.crc32c = host_->sources[block % HostSlots::kCount].crc32c;
   return meta;
 }
 
@@ -110,7 +90,7 @@ void NvmeRig::StartWrite(uint64_t block, int depth) {
   MustBeOk(replica.status());
   index_[meta.key] = *replica;
   const int place = TakePlace(depth);
-  nvme_->Write(*replica, meta, sources_[block % sources_.size()].bytes,
+  nvme_->Write(*replica, meta, host_->sources[block % HostSlots::kCount].bytes,
                [this, place](const absl::Status& status) { GivePlace(place, status); });
 }
 
@@ -124,7 +104,7 @@ void NvmeRig::Read(std::span<const uint64_t> blocks, int depth) {
     const BlockMeta meta = MetaOf(block);
     const ReplicaId replica = index_.at(meta.key);
     const int place = TakePlace(depth);
-    nvme_->Read(replica, meta, targets_[static_cast<size_t>(place)].bytes,
+    nvme_->Read(replica, meta, host_->targets[static_cast<size_t>(place)].bytes,
                 [this, place](const absl::Status& status) { GivePlace(place, status); });
   }
   AwaitAll();

@@ -11,7 +11,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/synchronization/mutex.h"
-#include "tiers/memory/memory_tier.h"
+#include "tests/bench/tiers/host_slots.h"
 #include "tiers/nvme/nvme_tier.h"
 
 namespace kvtier::bench {
@@ -30,7 +30,7 @@ struct RigOptions {
 // Thread-compatible: one thread calls.
 class NvmeRig {
  public:
-  static constexpr int kDepthMax = 64;
+  static constexpr int kDepthMax = HostSlots::kCount;
 
   explicit NvmeRig(const RigOptions& options);
   ~NvmeRig();
@@ -45,25 +45,19 @@ class NvmeRig {
   // Requires: written, and nothing in flight for it (AwaitAll).
   void Free(uint64_t block);
 
+  const HostSlots& host() const { return *host_; }
   const NvmeTier& tier() const { return *nvme_; }
   uint64_t FootprintBytes() const { return nvme_->FootprintBytes(options_.block_bytes); }
 
  private:
-  struct Slot {
-    std::span<std::byte> bytes;
-    uint32_t crc32c = 0;
-  };
-
   BlockMeta MetaOf(uint64_t block) const;
   // An unused place in flight below `depth`.
   int TakePlace(int depth);
   void GivePlace(int place, const absl::Status& status);
 
   const RigOptions options_;
-  std::unique_ptr<MemoryTier> host_;
   std::unique_ptr<NvmeTier> nvme_;
-  std::vector<Slot> sources_;
-  std::vector<Slot> targets_;
+  std::unique_ptr<HostSlots> host_;
   // What the store core's index does for the tier: from the key to the replica.
   absl::flat_hash_map<Key, ReplicaId> index_;
   absl::Mutex mutex_;

@@ -2,55 +2,42 @@
 #include "tests/bench/tiers/raw_disk.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstring>
 
 #include "tests/bench/tiers/meter.h"
 
 namespace kvtier::bench {
 
-RawDisk::RawDisk(const std::string& path, uint64_t file_bytes, uint32_t block_bytes_max)
-    : path_(path), file_bytes_(file_bytes), block_bytes_max_(block_bytes_max) {
+RawDisk::RawDisk(const std::string& path, uint64_t file_bytes, uint32_t block_bytes_max,
+                 const HostSlots& slots)
+    : path_(path), file_bytes_(file_bytes), slots_(slots) {
   fd_ = open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_DIRECT | O_CLOEXEC, 0600);
   if (fd_ < 0) Die("open " + path + " with O_DIRECT: " + std::strerror(errno));
   if (fallocate(fd_, 0, 0, static_cast<off_t>(file_bytes)) != 0) {
     Die("allocate " + path + ": " + std::strerror(errno));
   }
-  const size_t memory_bytes = static_cast<size_t>(block_bytes_max) * kDepthMax;
-  void* memory =
-      mmap(nullptr, memory_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED) Die("mmap");
-  madvise(memory, memory_bytes, MADV_HUGEPAGE);
-  memory_ = static_cast<std::byte*>(memory);
-  uint64_t word = 1;
-  for (size_t i = 0; i < memory_bytes; i += sizeof(word)) {
-    word = word * 6364136223846793005ULL + 1442695040888963407ULL;
-    std::memcpy(memory_ + i, &word, sizeof(word));
-  }
   constexpr unsigned kFlags = IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN;
   int error = io_uring_queue_init(kDepthMax, &ring_, kFlags);
   if (error == -EINVAL) error = io_uring_queue_init(kDepthMax, &ring_, 0);
   if (error != 0) Die(std::string("io_uring: ") + std::strerror(-error));
-  iovec buffers[kDepthMax];
-  for (int i = 0; i < kDepthMax; ++i) buffers[i] = {Buffer(i), block_bytes_max_};
-  error = io_uring_register_buffers(&ring_, buffers, kDepthMax);
+  // Sources first, then targets.
+  iovec buffers[2 * kDepthMax];
+  for (size_t i = 0; i < kDepthMax; ++i) {
+    buffers[i] = {slots.sources[i].bytes.data(), block_bytes_max};
+    buffers[kDepthMax + i] = {slots.targets[i].bytes.data(), block_bytes_max};
+  }
+  error = io_uring_register_buffers(&ring_, buffers, 2 * kDepthMax);
   if (error != 0) Die(std::string("register buffers: ") + std::strerror(-error));
-  WriteSequential(block_bytes_max_, file_bytes_ / block_bytes_max_, kDepthMax);
+  WriteSequential(block_bytes_max, file_bytes_ / block_bytes_max, kDepthMax);
   fdatasync(fd_);
 }
 
 RawDisk::~RawDisk() {
   io_uring_queue_exit(&ring_);
-  munmap(memory_, static_cast<size_t>(block_bytes_max_) * kDepthMax);
   close(fd_);
   unlink(path_.c_str());
-}
-
-std::byte* RawDisk::Buffer(int slot) const {
-  return memory_ + static_cast<size_t>(slot) * block_bytes_max_;
 }
 
 double RawDisk::ReadRandom(uint32_t block_bytes, uint64_t count, int depth) {
@@ -73,9 +60,11 @@ double RawDisk::Run(bool is_read, uint32_t block_bytes, uint64_t count, int dept
       random_state_ ^= random_state_ >> 7;
       random_state_ ^= random_state_ << 17;
       place = random_state_ % place_count;
-      io_uring_prep_read_fixed(sqe, fd_, Buffer(slot), block_bytes, place * block_bytes, slot);
+      io_uring_prep_read_fixed(sqe, fd_, slots_.targets[static_cast<size_t>(slot)].bytes.data(),
+                               block_bytes, place * block_bytes, kDepthMax + slot);
     } else {
-      io_uring_prep_write_fixed(sqe, fd_, Buffer(slot), block_bytes, place * block_bytes, slot);
+      io_uring_prep_write_fixed(sqe, fd_, slots_.sources[static_cast<size_t>(slot)].bytes.data(),
+                                block_bytes, place * block_bytes, slot);
     }
     sqe->user_data = static_cast<uint64_t>(slot);
     ++started;

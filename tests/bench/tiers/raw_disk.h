@@ -5,19 +5,23 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <span>
 #include <string>
+
+#include "tests/bench/tiers/host_slots.h"
 
 namespace kvtier::bench {
 
 // The reference: one file, written over once, read and written with O_DIRECT by the shortest
-// io_uring loop there is: registered buffers, one issuer, no checksum, no sync.
-// Owns the file (removed at the end), the ring and the buffers. Thread-compatible.
+// io_uring loop there is: registered buffers, one issuer, no checksum, no sync. From and to the
+// same memory as the tier: whether its pages are huge can make a factor of three.
+// Owns the file (removed at the end) and the ring. Thread-compatible.
 class RawDisk {
  public:
   static constexpr int kDepthMax = 32;
 
-  RawDisk(const std::string& path, uint64_t file_bytes, uint32_t block_bytes_max);
+  // `slots` of at least block_bytes_max outlive this.
+  RawDisk(const std::string& path, uint64_t file_bytes, uint32_t block_bytes_max,
+          const HostSlots& slots);
   ~RawDisk();
   RawDisk(const RawDisk&) = delete;
   RawDisk& operator=(const RawDisk&) = delete;
@@ -29,14 +33,12 @@ class RawDisk {
 
  private:
   double Run(bool is_read, uint32_t block_bytes, uint64_t count, int depth);
-  std::byte* Buffer(int slot) const;
 
   const std::string path_;
   const uint64_t file_bytes_;
-  const uint32_t block_bytes_max_;
+  const HostSlots& slots_;
   int fd_ = -1;
   io_uring ring_ = {};
-  std::byte* memory_ = nullptr;
   uint64_t random_state_ = 88172645463325252ULL;
 };
 

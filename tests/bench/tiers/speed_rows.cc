@@ -109,7 +109,6 @@ void AddRows(uint32_t block_bytes, bool has_limits, const Passes (&reads)[2], co
 
 void MeasureSpeed(const Settings& settings, uint32_t block_bytes, bool has_limits,
                   std::vector<Row>* rows) {
-  RawDisk raw(settings.dir + "/raw", settings.data_bytes, block_bytes);
   const uint64_t data_count = settings.data_bytes / block_bytes;
   const uint64_t pass_count = settings.pass_bytes / block_bytes;
   const double bytes = static_cast<double>(pass_count * block_bytes);
@@ -120,6 +119,7 @@ void MeasureSpeed(const Settings& settings, uint32_t block_bytes, bool has_limit
        .segment_bytes = kSegmentBytes,
        .block_bytes = block_bytes,
        .io_engine = settings.io_engine});
+  RawDisk raw(settings.dir + "/raw", settings.data_bytes, block_bytes, rig.host());
   std::fprintf(stderr, "nvme, %s blocks: %s\n", SizeText(block_bytes).c_str(),
                rig.tier().Stats().io_engine.c_str());
   rig.Write(Numbers(0, data_count), kWriteDepth);
@@ -155,7 +155,8 @@ void MeasureSpeed(const Settings& settings, uint32_t block_bytes, bool has_limit
 }
 
 void MeasureBlobStore(const Settings& settings, uint32_t block_bytes, std::vector<Row>* rows) {
-  RawDisk raw(settings.dir + "/raw", settings.data_bytes, block_bytes);
+  const HostSlots slots(block_bytes, /*observer=*/nullptr);
+  RawDisk raw(settings.dir + "/raw", settings.data_bytes, block_bytes, slots);
   const uint64_t data_count = settings.data_bytes / block_bytes;
   const uint64_t pass_count = settings.pass_bytes / block_bytes;
   const double bytes = static_cast<double>(pass_count * block_bytes);
