@@ -407,6 +407,9 @@ void Daemon::Stop() {
     });
   }
   if (session_calls_ != nullptr) session_calls_->Drain();
+  if (auto* const cuda = dynamic_cast<CudaTier*>(hbm_.get()); cuda != nullptr) {
+    cuda->LiftDemoteLimit();
+  }
   if (nvme_ != nullptr && store_ != nullptr) FlushToNvme(start_ms + timeout_ms - close_ms);
   StopServers(close_ms / 4);
   handles_.reset();

@@ -231,6 +231,25 @@ TEST_F(CudaDeviceTest, HostIsPinnedAndCopiedWithoutABuffer) {
   EXPECT_EQ(hbm->promoted().direct_bytes, 3U * kBytes);
 }
 
+TEST_F(CudaDeviceTest, ALimitHoldsBackDemotionAlone) {
+  // What goes at once is 1 MiB; the rest would take minutes.
+  config_.hbm_device.demote_bytes_per_second = 1000;
+  Start();
+  Connect({.transfer_timeout_ms = 300});
+  const auto keys = Chain(1, 9);
+  Put(keys);
+  Create("agent", keys);
+  const auto paused = client_->PauseContext(ns_, "agent");
+  ASSERT_TRUE(paused.ok()) << paused.status();
+  EXPECT_GT(paused->resident_bytes, 0U);
+  // The end is not held back: all is written to nvme in time.
+  client_.reset();
+  daemon_.reset();
+  config_.hbm_device.demote_bytes_per_second = 0;
+  Start();
+  EXPECT_THAT(Lookup(keys), Each(Eq(kResidentNvme)));
+}
+
 TEST_F(CudaDeviceTest, BlocksOnTheGpuAreReadByValueToo) {
   Start();
   const auto keys = Chain(1, 9);

@@ -179,7 +179,7 @@ bool CopyLane::TakeIncoming() {
 void CopyLane::StartFlights(uint64_t now_ms) {
   for (auto active = actives_.begin(); active != actives_.end(); ++active) {
     while (active->has_pieces_left()) {
-      if (idle_buffers_.empty() || !bucket_.MayGo(now_ms)) return;
+      if (idle_buffers_.empty() || !(bucket_.MayGo(now_ms) || limit_is_lifted_)) return;
       if (active->started_bytes == 0) Begin(*active);
       if (active->hold.has_value()) {
         StartDirect(active, now_ms);

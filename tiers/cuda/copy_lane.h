@@ -111,6 +111,8 @@ class CopyLane {
   void Stop() ABSL_LOCKS_EXCLUDED(mutex_);
   // The device is lost: answers everything. DEADLINE_EXCEEDED: it hangs.
   void Fail(const absl::Status& reason) ABSL_LOCKS_EXCLUDED(mutex_);
+  // From now on the rate has no limit.
+  void LiftLimit() { limit_is_lifted_ = true; }
 
   // Payload that was given to the device so far.
   struct Traffic {
@@ -221,6 +223,7 @@ class CopyLane {
   bool hangs_ ABSL_GUARDED_BY(mutex_) = false;
   // Anything above changed.
   bool woken_ ABSL_GUARDED_BY(mutex_) = false;
+  std::atomic<bool> limit_is_lifted_ = false;
   std::atomic<uint64_t> direct_bytes_ = 0;
   std::atomic<uint64_t> staged_bytes_ = 0;
 

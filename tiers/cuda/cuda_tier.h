@@ -93,6 +93,8 @@ class CudaTier final : public MappedTier {
   // direct. Must outlive that tier, as this tier then does.
   SegmentObserver* host_observer() { return &pinned_; }
   PinnedSegments::Progress pin_progress() const { return pinned_.progress(); }
+  // For the end, when there is no engine left that needs the link.
+  void LiftDemoteLimit() { to_host_->LiftLimit(); }
   CopyLane::Traffic promoted() const { return to_device_->traffic(); }
   CopyLane::Traffic demoted() const { return to_host_->traffic(); }
 
