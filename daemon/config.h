@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -65,6 +66,10 @@ struct NvmeConfig {
   uint64_t segment_bytes = 64ULL << 20;
   std::string io_engine = "auto";
   std::string admission = "all";
+  // Separated by ':'; empty: server.data_dir + "/nvme".
+  std::string dirs;
+  uint64_t write_bytes_per_day_max = 0;
+  uint64_t scrub_bytes_per_second = 8ULL << 20;
   double high_watermark = 0.95;
   double low_watermark = 0.90;
 };
@@ -109,6 +114,9 @@ std::string PrintConfig(const Config& config);
 
 // One paragraph a key, for --help.
 std::string ConfigHelp();
+
+// "/a:/b" -> {"/a", "/b"}; none of nothing.
+std::vector<std::string> SplitPaths(std::string_view paths);
 
 // 67108864 -> "64 MiB"; a number of bytes that is no whole unit is printed in bytes.
 std::string FormatBytes(uint64_t bytes);

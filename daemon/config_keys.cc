@@ -41,6 +41,9 @@ struct BoolKey {
 struct PathKey {
   std::string& (*field)(Config&);
 };
+struct PathsKey {
+  std::string& (*field)(Config&);
+};
 struct ChoiceKey {
   std::string& (*field)(Config&);
   std::vector<std::string_view> choices;
@@ -48,7 +51,7 @@ struct ChoiceKey {
 
 struct KeySpec {
   std::string_view name;
-  std::variant<BytesKey, IntegerKey, ModeKey, RatioKey, BoolKey, PathKey, ChoiceKey> kind;
+  std::variant<BytesKey, IntegerKey, ModeKey, RatioKey, BoolKey, PathKey, PathsKey, ChoiceKey> kind;
   std::string_view help;
 };
 
@@ -112,6 +115,9 @@ const std::vector<KeySpec>& Keys() {
        "How long the holder keeps host memory while no daemon runs."},
       {"nvme.enabled", BoolKey{KVTIER_FIELD(nvme.enabled)},
        "Whether there is a cold tier, below server.data_dir."},
+      {"nvme.dirs", PathsKey{KVTIER_FIELD(nvme.dirs)},
+       "Directories of the nvme tier, best one on each drive; each takes an equal share of the "
+       "capacity, and a drive that fails takes its blocks only. Empty is server.data_dir/nvme."},
       {"nvme.capacity_bytes", BytesKey{KVTIER_FIELD(nvme.capacity_bytes), 16 * kMiB, 1024 * kTiB},
        "Bytes of the file system that the nvme tier may take, index and spare segments included."},
       {"nvme.segment_bytes", BytesKey{KVTIER_FIELD(nvme.segment_bytes), kMiB, kGiB},
@@ -122,6 +128,14 @@ const std::vector<KeySpec>& Keys() {
        "auto takes io_uring where the kernel allows it."},
       {"nvme.admission", ChoiceKey{KVTIER_FIELD(nvme.admission), {"all", "seen_again"}},
        "Which blocks are worth a write to nvme."},
+      {"nvme.write_bytes_per_day_max",
+       BytesKey{KVTIER_FIELD(nvme.write_bytes_per_day_max), 0, 1024 * kTiB},
+       "Bytes written to nvme in a day (UTC) after which it takes no more blocks until the next "
+       "day, so that the drive lasts; 0 is no limit."},
+      {"nvme.scrub_bytes_per_second",
+       BytesKey{KVTIER_FIELD(nvme.scrub_bytes_per_second), 0, 16 * kGiB},
+       "Rate at which every block on nvme is read again and again to find damage early; 0 is "
+       "never."},
       {"nvme.high_watermark", RatioKey{KVTIER_FIELD(nvme.high_watermark)},
        "Share of capacity above which blocks are evicted."},
       {"nvme.low_watermark", RatioKey{KVTIER_FIELD(nvme.low_watermark)},
@@ -161,6 +175,9 @@ struct RangeText {
   std::string operator()(const RatioKey&) const { return "number, above 0 up to 1"; }
   std::string operator()(const BoolKey&) const { return "true | false"; }
   std::string operator()(const PathKey&) const { return "absolute path, 2..4000 bytes"; }
+  std::string operator()(const PathsKey&) const {
+    return "absolute paths separated by ':', or empty";
+  }
   std::string operator()(const ChoiceKey& key) const { return JoinChoices(key); }
 };
 
@@ -236,6 +253,14 @@ struct Assign {
     key.field(*config) = value.text;
     return true;
   }
+  bool operator()(const PathsKey& key) const {
+    if (!Typed(RawKind::kString) || value.text.find('\0') != std::string::npos) return false;
+    for (const std::string_view path : SplitPaths(value.text)) {
+      if (path.size() < 2 || path.size() > 4000 || path.front() != '/') return false;
+    }
+    key.field(*config) = value.text;
+    return true;
+  }
   bool operator()(const ChoiceKey& key) const {
     if (!Typed(RawKind::kString)) return false;
     if (std::find(key.choices.begin(), key.choices.end(), value.text) == key.choices.end()) {
@@ -279,6 +304,7 @@ struct Print {
   }
   std::string operator()(const BoolKey& key) const { return key.field(config) ? "true" : "false"; }
   std::string operator()(const PathKey& key) const { return Quoted(key.field(config)); }
+  std::string operator()(const PathsKey& key) const { return Quoted(key.field(config)); }
   std::string operator()(const ChoiceKey& key) const { return Quoted(key.field(config)); }
 };
 
@@ -355,6 +381,18 @@ std::string ConfigHelp() {
                             std::visit(Print{defaults}, key.kind), Environment(key.name));
   }
   return text;
+}
+
+std::vector<std::string> SplitPaths(std::string_view paths) {
+  std::vector<std::string> split;
+  while (!paths.empty()) {
+    const size_t end = std::min(paths.find(':'), paths.size());
+    split.emplace_back(paths.substr(0, end));
+    // A colon at the end is followed by an empty path.
+    if (end + 1 == paths.size()) split.emplace_back();
+    paths.remove_prefix(std::min(end + 1, paths.size()));
+  }
+  return split;
 }
 
 std::string FormatBytes(uint64_t bytes) {

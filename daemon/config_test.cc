@@ -60,6 +60,13 @@ TEST(ConfigTest, BytesTakeIntegersAndBinaryUnits) {
   EXPECT_EQ(LoadToml("[hbm]\ncapacity_bytes = \"2 GiB\"")->hbm.capacity_bytes, 2ULL << 30);
   EXPECT_EQ(LoadFlag("hbm.capacity_bytes", "65536KiB")->hbm.capacity_bytes, 64ULL << 20);
   EXPECT_EQ(LoadFlag("nvme.capacity_bytes", "1 TiB")->nvme.capacity_bytes, 1ULL << 40);
+  EXPECT_EQ(LoadFlag("nvme.dirs", "/mnt/a:/mnt/b")->nvme.dirs, "/mnt/a:/mnt/b");
+  EXPECT_EQ(LoadFlag("nvme.dirs", "")->nvme.dirs, "");
+  for (const char* paths : {"a", "/mnt/a:", ":/mnt/a", "/mnt/a::/mnt/b", "/"}) {
+    EXPECT_FALSE(LoadFlag("nvme.dirs", paths).ok()) << paths;
+  }
+  EXPECT_EQ(SplitPaths("/a:/b"), (std::vector<std::string>{"/a", "/b"}));
+  EXPECT_TRUE(SplitPaths("").empty());
 }
 
 struct BadValue {

@@ -136,6 +136,15 @@ void Daemon::OnHbmLost(const absl::Status& reason) {
   });
 }
 
+void Daemon::OnNvmeBlockLost(const NamespaceHash& namespace_hash, const Key& key) {
+  absl::MutexLock lock(&failure_mutex_);
+  // Before and after, whoever reads the block finds out.
+  if (!serving_) return;
+  store_->Run([&](core::StoreCore& core, core::TimeMs now_ms, core::Effects* effects) {
+    core.LoseNvmeBlock(namespace_hash, key, now_ms, effects);
+  });
+}
+
 absl::Status Daemon::failure() const {
   absl::MutexLock lock(&failure_mutex_);
   return failure_;
@@ -211,14 +220,20 @@ absl::Status Daemon::OpenTiers() {
   if (!config_.nvme.enabled) return absl::OkStatus();
   KVT_RETURN_IF_ERROR(MakeDirectory(config_.server.data_dir));
   NvmeOptions options;
-  options.dir = config_.server.data_dir + "/nvme";
+  std::vector<std::string> dirs = SplitPaths(config_.nvme.dirs);
+  if (dirs.empty()) dirs = {config_.server.data_dir + "/nvme"};
   options.capacity_bytes = config_.nvme.capacity_bytes;
   // A small tier needs several segments to reclaim from, whatever the default size says.
   options.segment_bytes =
       std::min(config_.nvme.segment_bytes,
-               std::max(NvmeTier::kSegmentBytesMin, std::bit_floor(options.capacity_bytes / 16)));
+               std::max(NvmeTier::kSegmentBytesMin, std::bit_floor(options.capacity_bytes / dirs.size() / 16)));
   options.io_engine = ParseIoEngine(config_.nvme.io_engine);
-  KVT_ASSIGN_OR_RETURN(nvme_, NvmeTier::Create(options));
+  options.write_bytes_per_day_max = config_.nvme.write_bytes_per_day_max;
+  options.scrub_bytes_per_second = config_.nvme.scrub_bytes_per_second;
+  options.on_lost = [this](const NamespaceHash& namespace_hash, const Key& key) {
+    OnNvmeBlockLost(namespace_hash, key);
+  };
+  KVT_ASSIGN_OR_RETURN(nvme_, StripedTier::Create(dirs, options));
   return absl::OkStatus();
 }
 

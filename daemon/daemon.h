@@ -21,7 +21,7 @@
 #include "tiers/cuda/driver.h"
 #include "tiers/memory/memory_tier.h"
 #include "tiers/memory/segment_keeper.h"
-#include "tiers/nvme/nvme_tier.h"
+#include "tiers/nvme/striped_tier.h"
 
 namespace kvtier {
 
@@ -65,6 +65,8 @@ class Daemon {
   std::unique_ptr<SegmentKeeper> OpenKeeper(std::vector<KeptFd> kept) const;
   void SayWhatHostKept() const;
   void OnHbmLost(const absl::Status& reason) ABSL_LOCKS_EXCLUDED(failure_mutex_);
+  void OnNvmeBlockLost(const NamespaceHash& namespace_hash, const Key& key)
+      ABSL_LOCKS_EXCLUDED(failure_mutex_);
   absl::Status OpenStore();
   // Says what of the disk an operator should look at.
   void WarnAboutDisk() const;
@@ -92,7 +94,7 @@ class Daemon {
   std::unique_ptr<MappedTier> hbm_;
   std::unique_ptr<SegmentKeeper> keeper_;
   std::unique_ptr<MemoryTier> host_;
-  std::unique_ptr<NvmeTier> nvme_;
+  std::unique_ptr<StripedTier> nvme_;
   std::unique_ptr<Store> store_;
   SessionTable sessions_;
   std::unique_ptr<HandleServer> handles_;

@@ -57,6 +57,11 @@ struct TierUsage {
   uint64_t ready_bytes = 0;
 };
 
+// Reserve's RESOURCE_EXHAUSTED of a tier that has room, but has written as much today as it may:
+// freeing does not help, only the next day does.
+bool IsWriteBudgetSpent(const absl::Status& status);
+absl::Status WriteBudgetSpent(absl::Status exhausted);
+
 struct TierHealth {
   bool degraded = false;
   // One line; empty when healthy.
@@ -68,7 +73,8 @@ class SlotSource {
  public:
   virtual ~SlotSource() = default;
 
-  // Room for one block. RESOURCE_EXHAUSTED: none (free something first). UNAVAILABLE: the tier is
+  // Room for one block. RESOURCE_EXHAUSTED: none (free something first, but see
+  // IsWriteBudgetSpent). UNAVAILABLE: the tier is
   // degraded and takes nothing now. INVALID_ARGUMENT: payload_bytes is 0 or can never fit.
   virtual absl::StatusOr<ReplicaId> Reserve(uint32_t payload_bytes, OwnerIdx owner) = 0;
 

@@ -365,6 +365,8 @@ class StoreCore::Impl {
 
   // --- loss.cc ---
   void LoseTier(size_t tier, TimeMs now_ms, Effects* effects);
+  void LoseNvmeBlock(const NamespaceHash& namespace_hash, const Key& key, TimeMs now_ms,
+                     Effects* effects);
 
   // --- contexts.cc ---
   absl::StatusOr<Context*> FindContext(SessionId session, NamespaceIdx ns, std::string_view name);

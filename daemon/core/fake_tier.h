@@ -19,6 +19,7 @@ class FakeSlots : public SlotSource {
 
   absl::StatusOr<ReplicaId> Reserve(uint32_t payload_bytes, OwnerIdx /*owner*/) override {
     if (degraded) return Unavailable("degraded");
+    if (is_budget_spent) return WriteBudgetSpent(Exhausted("written enough today"));
     if (contents.size() >= slot_count_) return Exhausted("no slot of %d bytes", payload_bytes);
     const ReplicaId replica = next_++;
     contents[replica] = Key{};
@@ -48,6 +49,7 @@ class FakeSlots : public SlotSource {
   std::map<ReplicaId, Key> contents;
   std::map<ReplicaId, BlockMeta> committed;
   bool degraded = false;
+  bool is_budget_spent = false;
   uint64_t free_count = 0;
 
  private:

@@ -25,4 +25,20 @@ void StoreCore::Impl::LoseTier(size_t tier, TimeMs now_ms, Effects* effects) {
   Pump(now_ms, effects);
 }
 
+void StoreCore::Impl::LoseNvmeBlock(const NamespaceHash& namespace_hash, const Key& key,
+                                    TimeMs now_ms, Effects* effects) {
+  const auto ns = namespace_of_hash_.find(namespace_hash);
+  if (ns == namespace_of_hash_.end()) return;
+  const EntryIdx idx = Find(ns->second, key);
+  if (idx == kNoEntry) return;
+  const Entry& entry = At(idx);
+  if (entry.replica[kNvme] == kNoReplica || entry.state == EntryState::kPending || entry.doomed) {
+    return;
+  }
+  // A read that is under way finds out by itself.
+  if (entry.job != 0) return;
+  EvictReplica(idx, kNvme);
+  Pump(now_ms, effects);
+}
+
 }  // namespace kvtier::core

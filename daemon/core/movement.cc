@@ -152,7 +152,9 @@ ReplicaId StoreCore::Impl::TakeNvmeSlot(const Entry& entry) {
   while (true) {
     const auto slot = tiers_[kNvme]->Reserve(entry.bytes, owner);
     if (slot.ok()) return *slot;
-    if (slot.status().code() != absl::StatusCode::kResourceExhausted) return kNoReplica;
+    if (!absl::IsResourceExhausted(slot.status()) || IsWriteBudgetSpent(slot.status())) {
+      return kNoReplica;
+    }
     const auto victim = eviction_->Victim(kNvme);
     if (!victim.has_value()) return kNoReplica;
     EvictReplica(*victim, kNvme);

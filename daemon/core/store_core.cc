@@ -156,6 +156,11 @@ void StoreCore::LoseTier(TierId tier, TimeMs now_ms, Effects* effects) {
   impl_->LoseTier(static_cast<size_t>(tier), now_ms, effects);
 }
 
+void StoreCore::LoseNvmeBlock(const NamespaceHash& namespace_hash, const Key& key, TimeMs now_ms,
+                              Effects* effects) {
+  impl_->LoseNvmeBlock(namespace_hash, key, now_ms, effects);
+}
+
 void StoreCore::Tick(TimeMs now_ms, Effects* effects) { impl_->Tick(now_ms, effects); }
 
 void StoreCore::Flush(TimeMs deadline_ms, TimeMs now_ms,

@@ -270,6 +270,9 @@ class StoreCore {
   // there, its fills are void, leases on it last until they are released. What other tiers have
   // stays. For good.
   void LoseTier(TierId tier, TimeMs now_ms, Effects* effects);
+  // The nvme tier found this block damaged and dropped it: a miss there, as after a bad read.
+  void LoseNvmeBlock(const NamespaceHash& namespace_hash, const Key& key, TimeMs now_ms,
+                     Effects* effects);
   // Deadlines, watermarks, retries. At least every 10 ms.
   void Tick(TimeMs now_ms, Effects* effects);
   // Writes every admitted memory block without an nvme replica to nvme; `done` gets the number of

@@ -116,5 +116,40 @@ TEST_F(StoreCoreTest, ATierThatTakesNothingNowIsNotEmptied) {
   EXPECT_EQ(Lookup(stored), std::vector<uint8_t>{kResidentHbm});
 }
 
+// Evicting what nvme has would not let it take more today.
+TEST_F(StoreCoreTest, ASpentWriteBudgetIsNoReasonToEmptyNvme) {
+  Start(4, 4, 8);
+  const auto stored = Chain(1, 2);
+  Put(stored);
+  core_->Flush(kNever, now_, [](const auto&) {}, &effects_);
+  Settle();
+  CompleteAll();
+  ASSERT_EQ(nvme_->contents.size(), 2U);
+  nvme_->is_budget_spent = true;
+  const auto next = Chain(2, 1);
+  Put(next);
+  core_->Flush(kNever, now_, [](const auto&) {}, &effects_);
+  Settle();
+  CompleteAll();
+  EXPECT_EQ(nvme_->contents.size(), 2U);
+}
+
+TEST_F(StoreCoreTest, ABlockThatTheScrubFoundDamagedIsAMissOnNvme) {
+  Start(4, 4, 8);
+  const auto keys = Chain(1, 2);
+  Put(keys);
+  core_->Flush(kNever, now_, [](const auto&) {}, &effects_);
+  Settle();
+  CompleteAll();
+  ASSERT_EQ(Lookup(keys), (std::vector<uint8_t>{kResidentHbm | kResidentNvme,
+                                                kResidentHbm | kResidentNvme}));
+  core_->LoseNvmeBlock(Spec().hash, keys[1], now_, &effects_);
+  core_->LoseNvmeBlock(Spec().hash, keys[1], now_, &effects_);
+  core_->LoseNvmeBlock(NamespaceHash{}, keys[0], now_, &effects_);
+  Settle();
+  EXPECT_EQ(Lookup(keys), (std::vector<uint8_t>{kResidentHbm | kResidentNvme, kResidentHbm}));
+  EXPECT_EQ(nvme_->contents.size(), 1U);
+}
+
 }  // namespace
 }  // namespace kvtier::core

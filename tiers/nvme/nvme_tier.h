@@ -96,9 +96,6 @@ struct NvmeStats {
   uint64_t scrub_round_count = 0;
 };
 
-// Reserve's RESOURCE_EXHAUSTED that nothing but the next day ends.
-bool IsWriteBudgetSpent(const absl::Status& status);
-
 // The nvme tier: payloads in append-only segment files, read and written by io_uring (or a pread
 // pool) with O_DIRECT; a RocksDB index that only ever names payloads which are durable. FORMAT.md
 // describes the files.

@@ -2,15 +2,14 @@
 #include "tiers/nvme/write_budget.h"
 
 #include <algorithm>
-#include <string>
+#include <utility>
 
 #include "proto/base/status_util.h"
-#include "tiers/nvme/nvme_tier.h"
+#include "tiers/tier.h"
 
-namespace kvtier {
+namespace kvtier::nvme {
 namespace {
 
-constexpr char kPayloadUrl[] = "kvtier/nvme-write-budget-spent";
 constexpr int64_t kSecondsPerDay = 24 * 60 * 60;
 
 uint64_t DayOf(absl::Time time) {
@@ -18,12 +17,6 @@ uint64_t DayOf(absl::Time time) {
 }
 
 }  // namespace
-
-bool IsWriteBudgetSpent(const absl::Status& status) {
-  return status.GetPayload(kPayloadUrl).has_value();
-}
-
-namespace nvme {
 
 void WriteBudget::Renew(absl::Time now) {
   const uint64_t today = DayOf(now);
@@ -43,9 +36,7 @@ absl::Status WriteBudget::Check(absl::Time now) {
   absl::Status status =
       Exhausted("nvme: %d bytes were written today of %d allowed a day; more at %s", spent_.bytes,
                 bytes_per_day_, absl::FormatTime(renewed, absl::UTCTimeZone()));
-  status.SetPayload(kPayloadUrl, absl::Cord("1"));
-  return status;
+  return WriteBudgetSpent(std::move(status));
 }
 
-}  // namespace nvme
-}  // namespace kvtier
+}  // namespace kvtier::nvme
