@@ -226,7 +226,8 @@ absl::Status Daemon::OpenTiers() {
   // A small tier needs several segments to reclaim from, whatever the default size says.
   options.segment_bytes =
       std::min(config_.nvme.segment_bytes,
-               std::max(NvmeTier::kSegmentBytesMin, std::bit_floor(options.capacity_bytes / dirs.size() / 16)));
+               std::max(NvmeTier::kSegmentBytesMin,
+                        std::bit_floor(options.capacity_bytes / dirs.size() / 16)));
   options.io_engine = ParseIoEngine(config_.nvme.io_engine);
   options.write_bytes_per_day_max = config_.nvme.write_bytes_per_day_max;
   options.scrub_bytes_per_second = config_.nvme.scrub_bytes_per_second;
@@ -272,6 +273,8 @@ void Daemon::WarnAboutDisk() const {
     Log(LogLevel::kWarning, "index entries dropped: their segments are missing or too short",
         {{"blocks", stats.dropped_count}});
   }
+  // Directories of their own may lie on one file system or on several; they are the operator's.
+  if (!config_.nvme.dirs.empty()) return;
   struct statvfs file_system{};
   if (statvfs(config_.server.data_dir.c_str(), &file_system) != 0) return;
   const uint64_t attainable_bytes =

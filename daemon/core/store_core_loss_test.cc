@@ -141,8 +141,8 @@ TEST_F(StoreCoreTest, ABlockThatTheScrubFoundDamagedIsAMissOnNvme) {
   core_->Flush(kNever, now_, [](const auto&) {}, &effects_);
   Settle();
   CompleteAll();
-  ASSERT_EQ(Lookup(keys), (std::vector<uint8_t>{kResidentHbm | kResidentNvme,
-                                                kResidentHbm | kResidentNvme}));
+  ASSERT_EQ(Lookup(keys),
+            (std::vector<uint8_t>{kResidentHbm | kResidentNvme, kResidentHbm | kResidentNvme}));
   core_->LoseNvmeBlock(Spec().hash, keys[1], now_, &effects_);
   core_->LoseNvmeBlock(Spec().hash, keys[1], now_, &effects_);
   core_->LoseNvmeBlock(NamespaceHash{}, keys[0], now_, &effects_);
