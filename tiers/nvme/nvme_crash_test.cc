@@ -21,6 +21,8 @@
 #include <string>
 #include <thread>
 
+#include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
 #include "tiers/nvme/nvme_test_util.h"
 
 extern char** environ;
@@ -134,10 +136,11 @@ class NvmeCrashTest : public NvmeTierTest {
     FILE* output = nullptr;
     const pid_t pid = Spawn(options_.dir, std::to_string(seed), output);
     ASSERT_GT(pid, 0);
+    absl::Notification has_ended;
     std::jthread killer;
     if (time) {
-      killer = std::jthread([pid, time] {
-        std::this_thread::sleep_for(*time);
+      killer = std::jthread([pid, time, &has_ended] {
+        has_ended.WaitForNotificationWithTimeout(absl::FromChrono(*time));
         kill(pid, SIGKILL);
       });
     }
@@ -150,6 +153,7 @@ class NvmeCrashTest : public NvmeTierTest {
     }
     free(line);
     fclose(output);
+    has_ended.Notify();
     int status = 0;
     if (killer.joinable()) killer.join();
     ASSERT_EQ(waitpid(pid, &status, 0), pid);
