@@ -75,12 +75,13 @@ bool IsOlder(const fs::path& a, const fs::path& b) {
 LogReport ExamineLog(std::span<const std::byte> log) {
   LogReport report;
   size_t offset_bytes = 0;
-  // Of a write whose last fragment is still to come.
-  std::optional<Write> started;
+  // A write whose last fragment is still to come.
+  bool is_started = false;
+  Write started;
   const auto end_write = [&](const Write& write) {
     if (!report.first_sequence) report.first_sequence = write.sequence;
     report.next_sequence = write.sequence + write.count;
-    started.reset();
+    is_started = false;
   };
   while (offset_bytes < log.size()) {
     if (kBlockBytes - offset_bytes % kBlockBytes < kHeaderBytes) {
@@ -91,11 +92,14 @@ LogReport ExamineLog(std::span<const std::byte> log) {
     if (!fragment) break;
     const auto payload = log.subspan(offset_bytes, fragment->total_bytes).subspan(kHeaderBytes);
     if (fragment->type == kWhole) end_write(ParseWrite(payload));
-    if (fragment->type == kFirst) started = ParseWrite(payload);
-    if (fragment->type == kLast && started) end_write(*started);
+    if (fragment->type == kFirst) {
+      started = ParseWrite(payload);
+      is_started = true;
+    }
+    if (fragment->type == kLast && is_started) end_write(started);
     offset_bytes += fragment->total_bytes;
   }
-  if (started || offset_bytes < log.size()) report.state = LogState::kTorn;
+  if (is_started || offset_bytes < log.size()) report.state = LogState::kTorn;
   for (size_t behind = offset_bytes + 1; behind < log.size(); ++behind) {
     const auto fragment = ParseFragment(log, behind);
     if (fragment && (fragment->type == kWhole || fragment->type == kFirst)) {
