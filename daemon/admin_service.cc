@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -31,6 +32,9 @@ void FillStore(const core::CoreCounters& counters, v1::StoreStats* store) {
   store->set_lease_count(counters.lease_count);
   store->set_pending_fill_count(counters.pending_fill_count);
   store->set_admission_rejected_block_count(counters.admission_rejected_block_count);
+  store->set_evicted_then_missed_block_count(counters.regret.evicted_then_missed_block_count);
+  store->set_prefetched_block_count(counters.regret.prefetched_block_count);
+  store->set_prefetched_unused_block_count(counters.regret.prefetched_unused_block_count);
 }
 
 void FillLinks(const core::CoreCounters& counters, v1::GetTiersResponse* response) {
@@ -60,6 +64,35 @@ void FillBlock(const core::BlockSummary& block, v1::BlockInfo* info) {
   info->set_lease_count(block.lease_count);
   info->set_use_count(block.use_count);
   info->set_state(block.pending ? "pending" : block.residency != 0 ? "committed" : "missing");
+}
+
+std::string ReasonText(const core::MissAnswer& answer) {
+  if (answer.other_namespace) return "other_namespace";
+  switch (answer.state) {
+    case core::MissAnswer::State::kNeverStored:
+      return "never_stored";
+    case core::MissAnswer::State::kStored:
+      return "stored";
+    case core::MissAnswer::State::kPending:
+      return "pending";
+    case core::MissAnswer::State::kLeft:
+      break;
+  }
+  constexpr std::array<const char*, policy::kMissReasonCount> kReasons = {
+      "never_stored", "evicted", "not_admitted", "corrupt", "dropped", "tier_lost"};
+  return kReasons[static_cast<size_t>(answer.departure.reason)];
+}
+
+void FillMiss(const Key& key, const core::MissAnswer& answer, core::TimeMs now_ms,
+              v1::MissInfo* info) {
+  info->set_key(std::string(key.AsBytes()));
+  info->set_reason(ReasonText(answer));
+  if (answer.state != core::MissAnswer::State::kLeft) return;
+  const policy::Departure& left = answer.departure;
+  info->set_left_ms_ago(now_ms - left.at_ms);
+  info->set_tier(TierToProto(static_cast<TierId>(left.tier)));
+  info->set_idle_ms(left.at_ms - std::min(left.at_ms, left.last_use_ms));
+  info->set_use_count(left.use_count);
 }
 
 }  // namespace
@@ -180,6 +213,29 @@ AdminService::Unary* AdminService::Where(Context* context, const v1::WhereReques
     for (const core::BlockSummary& block : *blocks) FillBlock(block, response->add_blocks());
   }
   return FinishNow(context, blocks.status(), options_.epoch, response);
+}
+
+AdminService::Unary* AdminService::WhyMiss(Context* context, const v1::WhyMissRequest* request,
+                                           v1::WhyMissResponse* response) {
+  const absl::StatusOr<std::vector<Key>> keys = ParseKeys(request->keys());
+  absl::Status status = keys.status();
+  std::optional<NamespaceHash> asked;
+  if (status.ok() && !request->namespace_hash().empty()) {
+    const absl::StatusOr<NamespaceHash> hash = NamespaceHash::FromBytes(request->namespace_hash());
+    if (hash.ok()) {
+      asked = *hash;
+    } else {
+      status = WithReason(Annotate(hash.status(), "namespace_hash"), reason::kBadArgument);
+    }
+  }
+  if (status.ok()) {
+    store_->Run([&](core::StoreCore& core, core::TimeMs now_ms, core::Effects*) {
+      for (const Key& key : *keys) {
+        FillMiss(key, core.WhyMiss(asked, key), now_ms, response->add_misses());
+      }
+    });
+  }
+  return FinishNow(context, status, options_.epoch, response);
 }
 
 AdminService::Unary* AdminService::Flush(Context* context, const v1::FlushRequest*,

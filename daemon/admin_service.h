@@ -41,6 +41,8 @@ class AdminService final : public v1::AdminService::CallbackService {
                       v1::ListContextsResponse* response) override;
   Unary* Where(Context* context, const v1::WhereRequest* request,
                v1::WhereResponse* response) override;
+  Unary* WhyMiss(Context* context, const v1::WhyMissRequest* request,
+                 v1::WhyMissResponse* response) override;
   Unary* Flush(Context* context, const v1::FlushRequest* request,
                v1::FlushResponse* response) override;
 

@@ -75,7 +75,7 @@ struct NvmeConfig {
 };
 
 struct PolicyConfig {
-  std::string eviction = "lru";
+  std::string eviction = "hazard";
 };
 
 struct LogConfig {

@@ -42,8 +42,11 @@ absl::Status ContextStoreService::Do(const v1::ResumeContextRequest& request,
   KVT_ASSIGN_OR_RETURN(
       const core::TicketState state,
       service_.store->Run([&](core::StoreCore& core, core::TimeMs now_ms, core::Effects* effects) {
-        return core.ResumeContext(session, request.namespace_id(), request.context(), now_ms,
-                                  effects);
+        return core.ResumeContext(
+            session, request.namespace_id(), request.context(),
+            {.needed_in_ms = request.needed_in_ms(),
+             .prefill_tokens_per_second = static_cast<double>(request.prefill_tokens_per_second())},
+            now_ms, effects);
       }));
   FillTicket(state, response->mutable_ticket());
   return absl::OkStatus();

@@ -50,6 +50,7 @@ absl::Status ContextStoreService::Do(const v1::RegisterLayoutRequest& request,
   core::NamespaceSpec spec;
   spec.layout = layout->Fingerprint();
   spec.block_bytes = layout->BlockBytes();
+  spec.block_tokens = request.layout().block_tokens();
   spec.hash = HashNamespace(service_.tenants->Name(session.owner), spec.layout, request.adapter(),
                             request.salt());
   KVT_ASSIGN_OR_RETURN(

@@ -113,6 +113,7 @@ void FillTicket(const core::TicketState& state, v1::Ticket* ticket) {
   ticket->set_eta_ms(state.eta_ms);
   ticket->set_eta_known(state.eta_known);
   ticket->set_done(state.done);
+  ticket->set_recompute_block_count(state.recompute_block_count);
 }
 
 std::string PackStatuses(const std::vector<BlockStatus>& statuses) {

@@ -52,6 +52,13 @@ absl::Status ShowWhere(const GlobalOptions& global, const std::string& context,
   return Print(global.json, WhereJson(*where), WhereText(*where));
 }
 
+absl::Status ShowWhyMiss(const GlobalOptions& global, const std::string& key_hex) {
+  KVT_ASSIGN_OR_RETURN(const Key key, Key::FromHex(key_hex));
+  client::AdminClient admin(global.admin());
+  KVT_ASSIGN_OR_RETURN(const v1::WhyMissResponse misses, admin.WhyMiss(key));
+  return Print(global.json, WhyMissJson(misses), WhyMissText(misses));
+}
+
 absl::Status ShowVersion(const GlobalOptions& global) {
   return Print(global.json, {{"version", kVersion}}, absl::StrFormat("kvtierctl %s\n", kVersion));
 }

@@ -32,6 +32,8 @@ absl::Status ShowStatus(const GlobalOptions& global);
 absl::Status ShowTiers(const GlobalOptions& global);
 absl::Status ShowContexts(const GlobalOptions& global, uint32_t limit);
 // One of the two is set.
+// `key_hex`: 64 hexadecimal digits.
+absl::Status ShowWhyMiss(const GlobalOptions& global, const std::string& key_hex);
 absl::Status ShowWhere(const GlobalOptions& global, const std::string& context,
                        const std::string& key_hex);
 absl::Status ShowVersion(const GlobalOptions& global);
@@ -54,6 +56,7 @@ struct ReplayCommand {
   double high_watermark = 0.95;
   double low_watermark = 0.90;
   std::string admission = "all";
+  std::string eviction = "hazard";
   uint32_t restart_timeout_ms = 60'000;
   uint64_t oracle_cache_mib = 1024;
 };

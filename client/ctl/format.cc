@@ -210,6 +210,32 @@ Json WhereJson(const v1::WhereResponse& response) {
   return {{"epoch", EpochText(response.epoch())}, {"blocks", blocks}};
 }
 
+Json WhyMissJson(const v1::WhyMissResponse& response) {
+  Json misses = Json::array();
+  for (const v1::MissInfo& miss : response.misses()) {
+    Json row = {{"key", KeyText(miss.key())}, {"reason", miss.reason()}};
+    if (miss.tier() != v1::TIER_UNSPECIFIED) {
+      row["tier"] = TierText(miss.tier());
+      row["left_ms_ago"] = miss.left_ms_ago();
+      row["idle_ms"] = miss.idle_ms();
+      row["use_count"] = miss.use_count();
+    }
+    misses.push_back(row);
+  }
+  return {{"epoch", EpochText(response.epoch())}, {"misses", misses}};
+}
+
+std::string WhyMissText(const v1::WhyMissResponse& response) {
+  TextTable table({"KEY", "REASON", "TIER", "LEFT MS AGO>", "UNUSED FOR MS>", "USES>"});
+  for (const v1::MissInfo& miss : response.misses()) {
+    const bool left = miss.tier() != v1::TIER_UNSPECIFIED;
+    table.Add({KeyText(miss.key()), miss.reason(), left ? TierText(miss.tier()) : "",
+               left ? HumanCount(miss.left_ms_ago()) : "", left ? HumanCount(miss.idle_ms()) : "",
+               left ? HumanCount(miss.use_count()) : ""});
+  }
+  return table.Print();
+}
+
 std::string WhereText(const v1::WhereResponse& response) {
   TextTable table({"DEPTH>", "KEY", "BYTES>", "STATE", "TIERS", "LEASES>", "USES>"});
   for (const v1::BlockInfo& block : response.blocks()) {

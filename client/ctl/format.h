@@ -27,6 +27,8 @@ std::string TiersText(const v1::GetTiersResponse& tiers);
 Json ContextsJson(const v1::ListContextsResponse& contexts);
 std::string ContextsText(const v1::ListContextsResponse& contexts);
 
+Json WhyMissJson(const v1::WhyMissResponse& misses);
+std::string WhyMissText(const v1::WhyMissResponse& misses);
 Json WhereJson(const v1::WhereResponse& where);
 std::string WhereText(const v1::WhereResponse& where);
 

@@ -64,6 +64,7 @@ struct CommandLine {
   uint32_t contexts_limit = 0;
   std::string where_context;
   std::string where_key;
+  std::string why_miss_key;
   ReplayCommand replay;
   bool replay_generate = false;
   bool replay_no_pauses = false;
@@ -97,6 +98,9 @@ void AddLooking(CLI::App* app, CommandLine* line) {
   which->add_option("--context", line->where_context, "Name of a context");
   which->add_option("--key", line->where_key, "Key of a block, 64 hexadecimal digits");
   which->require_option(1);
+  app->add_subcommand("why-miss", "Why a block is not found")
+      ->add_option("key", line->why_miss_key, "Key of the block, 64 hexadecimal digits")
+      ->required();
   app->add_subcommand("version", "The version of kvtierctl");
 }
 
@@ -147,7 +151,7 @@ void AddReplay(CLI::App* app, CommandLine* line) {
                        "Compare with an exact simulation; needs a daemon without blocks");
   simulation
       ->add_option("--simulate-tolerance", replay->simulate_tolerance,
-                   "Allowed difference of the total token hit rate")
+                   "Allowed difference of the token hit rate of each tier and of all")
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
   simulation->add_option("--high-watermark", replay->high_watermark, "Of the daemon's tiers")
@@ -158,6 +162,9 @@ void AddReplay(CLI::App* app, CommandLine* line) {
       ->capture_default_str();
   simulation->add_option("--admission", replay->admission, "The daemon's nvme.admission")
       ->check(CLI::IsMember({"all", "seen_again"}))
+      ->capture_default_str();
+  simulation->add_option("--eviction", replay->eviction, "The daemon's policy.eviction")
+      ->check(CLI::IsMember({"lru", "hazard"}))
       ->capture_default_str();
 }
 
@@ -259,6 +266,7 @@ absl::Status RunCommand(const CLI::App& app, const CommandLine& line) {
   if (app.got_subcommand("tiers")) return ShowTiers(global);
   if (app.got_subcommand("contexts")) return ShowContexts(global, line.contexts_limit);
   if (app.got_subcommand("where")) return ShowWhere(global, line.where_context, line.where_key);
+  if (app.got_subcommand("why-miss")) return ShowWhyMiss(global, line.why_miss_key);
   if (app.got_subcommand("replay")) {
     ReplayCommand replay = line.replay;
     replay.pauses = !line.replay_no_pauses;

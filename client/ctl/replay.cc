@@ -127,6 +127,9 @@ absl::Status Replayer::OverRestarts(const std::function<absl::Status()>& step) {
 absl::Status Replayer::Play(std::span<const sim::TraceEvent> events) {
   for (const sim::TraceEvent& event : events) {
     WaitUntil(event.at_ms);
+    report_.event_ms.push_back(static_cast<uint64_t>(
+        std::chrono::duration_cast<std::chrono::milliseconds>(steady_clock::now() - start_)
+            .count()));
     KVT_RETURN_IF_ERROR(PlayEvent(event));
   }
   SampleTraffic();

@@ -23,7 +23,7 @@
 #include "client/ctl/traffic_meter.h"
 #include "client/src/admin_client.h"
 #include "kvtier/client.h"
-#include "policy/sim/replay_sim.h"
+#include "policy/sim/replay_rules.h"
 #include "policy/sim/trace.h"
 
 namespace kvtier::ctl {
@@ -77,6 +77,8 @@ struct ReplayReport {
   std::vector<std::pair<uint64_t, EpochReport>> epochs;
   std::array<LatencyRecorder, kReplayCallNames.size()> latencies;
   double wall_seconds = 0;
+  // When each event of the schedule began, from the first.
+  std::vector<uint64_t> event_ms;
 };
 
 // What ResumeAll found.

@@ -7,14 +7,15 @@
 #include "absl/status/statusor.h"
 #include "client/ctl/commands.h"
 #include "client/ctl/replay_format.h"
+#include "daemon/core/sim/virtual_core.h"
 #include "kvtier/v1/admin.pb.h"
 
 namespace kvtier::ctl {
 
 // The simulator's options for a daemon with these tiers and blocks of this layout. What a block
 // takes of a tier is read off a tier that holds some.
-sim::TieredSimOptions SimOptionsFor(const v1::GetTiersResponse& tiers, uint32_t block_bytes,
-                                    const policy::Watermarks& marks, policy::Admission admission);
+core::VirtualCoreOptions SimOptionsFor(const v1::GetTiersResponse& tiers, uint32_t block_bytes,
+                                       const policy::Watermarks& marks);
 
 // A line on standard error, redrawn on a terminal. Prints at most once a second.
 class ProgressLine {

@@ -6,16 +6,16 @@
 
 #include "client/ctl/format.h"
 #include "client/ctl/replay.h"
-#include "policy/sim/replay_sim.h"
+#include "policy/sim/replay_rules.h"
 
 namespace kvtier::ctl {
 
 // The result of --simulate.
 struct SimulationReport {
   sim::SimHits hits;
-  // Largest allowed difference of total token hit rates.
+  // Largest allowed difference of token hit rates.
   double tolerance = 0;
-  // What was compared: |measured - simulated|.
+  // What was compared: |measured - simulated|, the largest of each tier and all.
   double difference = 0;
   bool within = false;
 };

@@ -5,10 +5,16 @@
 
 #include <algorithm>
 
-#include "policy/sim/replay_sim.h"
+#include "policy/sim/cache_sim.h"
 
 namespace kvtier::ctl {
 namespace {
+
+double LruRate(const sim::Trace& trace, uint64_t capacity_blocks) {
+  return sim::SimulateCache(trace, sim::CachePolicy::kLru,
+                            {.capacity_blocks = capacity_blocks, .make_room_first = true})
+      .HitRate();
+}
 
 TEST(WorkloadTest, EqualSeedsGiveEqualTraces) {
   const sim::Trace a = GenerateWorkload({.seed = 5});
@@ -35,9 +41,9 @@ TEST(WorkloadTest, HasTheShapesOfAgents) {
   }
   EXPECT_GT(pause_count, trace.requests.size() / 3);
   // As recorded agents: almost every token was seen before, if one could keep all.
-  EXPECT_GT(sim::SimulateSingleCache(trace, trace.blocks.size()).HitRate(), 0.85);
+  EXPECT_GT(LruRate(trace, trace.blocks.size()), 0.85);
   // And much of it is lost when one cannot.
-  EXPECT_LT(sim::SimulateSingleCache(trace, trace.blocks.size() / 20).HitRate(), 0.6);
+  EXPECT_LT(LruRate(trace, trace.blocks.size() / 20), 0.6);
 }
 
 }  // namespace

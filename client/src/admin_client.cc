@@ -69,6 +69,12 @@ absl::StatusOr<v1::WhereResponse> AdminClient::WhereKey(const Key& key) {
   return Call(&v1::AdminService::Stub::Where, request);
 }
 
+absl::StatusOr<v1::WhyMissResponse> AdminClient::WhyMiss(const Key& key) {
+  v1::WhyMissRequest request;
+  request.set_keys(std::string(key.AsBytes()));
+  return Call(&v1::AdminService::Stub::WhyMiss, request);
+}
+
 absl::StatusOr<v1::FlushResponse> AdminClient::Flush() {
   return Call(&v1::AdminService::Stub::Flush, v1::FlushRequest());
 }

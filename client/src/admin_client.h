@@ -30,6 +30,7 @@ class AdminClient {
   absl::StatusOr<v1::ListContextsResponse> ListContexts(uint32_t limit = 0);
   absl::StatusOr<v1::WhereResponse> WhereContext(std::string_view context);
   absl::StatusOr<v1::WhereResponse> WhereKey(const Key& key);
+  absl::StatusOr<v1::WhyMissResponse> WhyMiss(const Key& key);
   absl::StatusOr<v1::FlushResponse> Flush();
 
  private:

@@ -146,6 +146,7 @@ void StoreCore::Impl::PauseContext(SessionId session, NamespaceIdx ns, std::stri
     if (At(idx).replica[kHbm] != kNoReplica) pause.to_demote.push_back(idx);
   }
   pauses_.emplace(NextId(), std::move(pause));
+  if (expectation.returns_in_ms > 0) OpenGuess(context, expectation.returns_in_ms, now_ms);
   context->last_use_ms = now_ms;
   Pump(now_ms, effects);
 }
@@ -179,7 +180,8 @@ void StoreCore::Impl::FinishPauses(Effects* effects) {
 }
 
 absl::StatusOr<TicketState> StoreCore::Impl::ResumeContext(SessionId session_id, NamespaceIdx ns,
-                                                           std::string_view name, TimeMs now_ms,
+                                                           std::string_view name,
+                                                           const PrefetchHint& hint, TimeMs now_ms,
                                                            Effects* effects) {
   KVT_ASSIGN_OR_RETURN(Session * session, FindSession(session_id, ns));
   KVT_ASSIGN_OR_RETURN(Context * context, FindContext(session_id, ns, name));
@@ -187,8 +189,8 @@ absl::StatusOr<TicketState> StoreCore::Impl::ResumeContext(SessionId session_id,
   CancelPause(*context, effects);
   SetActive(context, true);
   context->last_use_ms = now_ms;
-  TicketWork* ticket =
-      OpenTicket(session, context->chain, static_cast<uint32_t>(context->chain.size()));
+  TicketWork* ticket = OpenTicket(session, context->chain,
+                                  static_cast<uint32_t>(context->chain.size()), hint, now_ms);
   context->ticket = ticket->id;
   Pump(now_ms, effects);
   return StateOf(*ticket);
@@ -232,6 +234,7 @@ absl::StatusOr<uint64_t> StoreCore::Impl::CloseContext(SessionId session, Namesp
                         entry.lease_count > 0 || entry.reader_count > 0;
     if (drop && !shared && Visible(entry)) {
       dropped_bytes += entry.bytes;
+      entry.leaves_for = policy::MissReason::kDropped;
       Drop(idx);
     }
     LetGo(context, context->chain.size() - 1);

@@ -23,6 +23,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "daemon/core/store_core.h"
+#include "policy/prefetch.h"
 
 namespace kvtier::core {
 
@@ -63,6 +64,10 @@ struct Entry {
   // Acquire calls that wait for it to come from nvme.
   uint32_t reader_count = 0;
   uint32_t use_count = 0;
+  // Read ahead and not used since.
+  bool prefetched = false;
+  // Why its last replica is about to go, if not for room.
+  policy::MissReason leaves_for = policy::MissReason::kNone;
   uint64_t last_use_seq = 0;
   TimeMs last_use_ms = 0;
   // What the policy was last told.
@@ -175,12 +180,19 @@ struct TicketWork {
   TicketId id = 0;
   std::vector<EntryIdx> chain;  // referred to (context_refs) until closed
   uint32_t asked_count = 0;
+  // Stored blocks after the chain that are not worth reading.
+  uint32_t recompute_count = 0;
+  TimeMs deadline_ms = 0;
+  // Nobody asked: the client only said when it comes back.
+  bool is_guess = false;
+  TimeMs early_ms = 0;
+  TimeMs start_ms = 0;
   size_t next = 0;
   size_t inflight = 0;
   std::optional<TicketState> closed;  // the last word on it
 };
 
-enum class Purpose : uint8_t { kDemote, kPause, kFlush, kDemandRead, kPromote };
+enum class Purpose : uint8_t { kDemote, kPause, kFlush, kDemandRead, kPromote, kGuess };
 
 struct Job {
   EntryIdx entry = kNoEntry;
@@ -208,6 +220,7 @@ class StoreCore::Impl {
       : options_(options),
         tiers_{hbm, host, nvme},
         eviction_(std::move(eviction)),
+        departures_(options.departures_max),
         next_id_(options.first_id) {}
 
   // --- index.cc ---
@@ -236,8 +249,12 @@ class StoreCore::Impl {
   // Tells policy and counters what changed. After every change of an entry.
   void Refresh(EntryIdx idx);
   void Touch(EntryIdx idx, uint64_t seq, TimeMs now_ms);
-  static uint64_t PolicyKey(const Entry& entry);
+  static uint64_t PolicyKey(const Key& key);
   void FreeReplica(EntryIdx idx, size_t tier);
+  // Remembers why a committed block left its last tier, which was `tier`.
+  void RecordDeparture(const Entry& entry, size_t tier);
+  // Counts lookups of blocks that should not have left.
+  void CountRegret(const Key& key);
   // Frees every replica, or marks the entry doomed when something still touches it.
   void Drop(EntryIdx idx);
   void DropIfDoomed(EntryIdx idx);
@@ -346,10 +363,13 @@ class StoreCore::Impl {
   // Drops the coldest blocks of nvme as needed; kNoReplica when nvme takes nothing.
   ReplicaId TakeNvmeSlot(const Entry& entry);
   enum class ReadStart { kStarted, kWait, kNoRoom };
+  // To hbm if it has room for it, else to host; a guess to host only.
   ReadStart StartRead(EntryIdx idx, Purpose purpose, TicketId ticket, Effects* effects);
   bool AboveHighWatermark(size_t tier, uint64_t more_bytes) const;
   uint64_t Footprint(size_t tier, NamespaceIdx ns) const;
   bool LinkFull(size_t source, size_t target, bool background) const;
+  // Bytes per millisecond; 0: not measured yet.
+  double SpeedOf(size_t source, size_t target) const;
   void StartTransfer(Job job, Effects* effects);
 
   // --- settle.cc ---
@@ -389,7 +409,8 @@ class StoreCore::Impl {
   void AnswerPause(PauseWork* pause, Effects* effects);
   uint64_t HbmBytes(const Context& context) const;
   absl::StatusOr<TicketState> ResumeContext(SessionId session, NamespaceIdx ns,
-                                            std::string_view name, TimeMs now_ms, Effects* effects);
+                                            std::string_view name, const PrefetchHint& hint,
+                                            TimeMs now_ms, Effects* effects);
   absl::StatusOr<uint32_t> ForkContext(SessionId session, NamespaceIdx ns, std::string_view parent,
                                        std::string_view name, uint32_t block_count, TimeMs now_ms,
                                        Effects* effects);
@@ -398,25 +419,40 @@ class StoreCore::Impl {
 
   // --- tickets.cc ---
   absl::StatusOr<TicketState> Prefetch(SessionId session, NamespaceIdx ns,
-                                       std::span<const Key> keys, TimeMs now_ms, Effects* effects);
-  TicketWork* OpenTicket(Session* session, std::vector<EntryIdx> chain, uint32_t asked_count);
+                                       std::span<const Key> keys, const PrefetchHint& hint,
+                                       TimeMs now_ms, Effects* effects);
+  TicketWork* OpenTicket(Session* session, std::vector<EntryIdx> chain, uint32_t asked_count,
+                         const PrefetchHint& hint, TimeMs now_ms);
+  // A ticket of nobody: brings a paused context's blocks from nvme to host shortly before it comes
+  // back.
+  void OpenGuess(Context* context, uint64_t returns_in_ms, TimeMs now_ms);
+  TicketWork* Enqueue(std::vector<EntryIdx> chain, TimeMs deadline_ms);
+  // The blocks at the end of a chain that are read from nvme only if that is faster.
+  size_t WorthReading(const std::vector<EntryIdx>& chain, double prefill_tokens_per_second) const;
+  policy::ReadSpeeds Speeds() const;
+  policy::PrefetchTask TaskOf(const TicketWork& ticket) const;
+  // When guesses may begin, now and then.
+  void PlanGuesses();
   absl::StatusOr<TicketState> GetTicket(SessionId session, TicketId ticket);
   absl::Status CancelTicket(SessionId session, TicketId ticket);
   void StopTicket(TicketId ticket);
   TicketState StateOf(const TicketWork& ticket) const;
   // False when it must wait for a transfer or a place on a link.
   bool AdvanceTicket(TicketWork* ticket, Effects* effects);
+  bool PromoteFromHost(TicketWork* ticket, EntryIdx idx, Effects* effects);
   // Keeps the last state and lets the chain go once nothing more will move.
   void CloseTicketIfDone(TicketWork* ticket);
-  void EstimateArrival(const std::array<uint64_t, kTierCount>& pending, TicketState* state) const;
+  void EstimateArrival(const TicketWork& ticket, TicketState* state) const;
 
   // --- looking.cc ---
+  bool Waits() const;
   bool Adopt(const BlockMeta& meta, size_t tier, ReplicaId replica);
   CoreCounters Counters() const;
   std::vector<ContextSummary> Contexts(size_t limit) const;
   BlockSummary Summary(const Entry& entry) const;
   absl::StatusOr<std::vector<BlockSummary>> WhereContext(std::string_view name) const;
   absl::StatusOr<std::vector<BlockSummary>> WhereKey(const Key& key) const;
+  MissAnswer WhyMiss(const std::optional<NamespaceHash>& asked, const Key& key) const;
   void CheckInvariants() const;
   void CheckEntry(EntryIdx idx, const std::vector<std::array<uint32_t, kTierCount>>& child_count,
                   const std::vector<uint32_t>& child_links) const;
@@ -424,6 +460,8 @@ class StoreCore::Impl {
   const CoreOptions options_;
   const std::array<SlotSource*, kTierCount> tiers_;
   const std::unique_ptr<policy::EvictionPolicy> eviction_;
+
+  policy::MissTable departures_;
 
   std::deque<Entry> entries_;  // references stay valid while it grows
   std::vector<EntryIdx> unused_entries_;
@@ -441,7 +479,9 @@ class StoreCore::Impl {
   std::map<PauseId, PauseWork> pauses_;
   std::map<uint64_t, FlushWork> flushes_;
   std::map<TicketId, TicketWork> tickets_;
+  // Earliest deadline first.
   std::deque<TicketId> ticket_queue_;
+  TimeMs planned_at_ms_ = 0;
 
   absl::flat_hash_map<JobId, Job> jobs_;
   std::array<std::array<LinkState, kTierCount>, kTierCount> links_;

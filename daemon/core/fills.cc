@@ -134,6 +134,7 @@ absl::StatusOr<std::vector<BlockStatus>> StoreCore::Impl::Commit(SessionId sessi
     Entry& entry = At(idx);
     session->fills.erase(idx);
     entry.state = EntryState::kCommitted;
+    departures_.Erase(PolicyKey(entry.key));
     entry.filler = 0;
     entry.crc32c = crc32cs[i];
     const size_t tier = MemoryTier(entry);

@@ -7,6 +7,12 @@
 #include "proto/base/check.h"
 
 namespace kvtier::core {
+namespace {
+
+// A block that is missed this soon after it left should have stayed.
+constexpr TimeMs kRegretMs = 3'600'000;
+
+}  // namespace
 
 EntryIdx StoreCore::Impl::Find(NamespaceIdx ns, const Key& key) const {
   const auto it = index_.find(IndexKey{ns, key});
@@ -164,7 +170,37 @@ void StoreCore::Impl::SetReplica(EntryIdx idx, size_t tier, ReplicaId replica) {
   if (!counted_before && new_tier != kNowhere) ++counters_.block_count;
   CountInParent(entry.parent, old_tier, new_tier);
   Refresh(idx);
-  if (FastestTier(entry) == kNowhere) eviction_->Forget(idx, PolicyKey(entry));
+  if (replica != kNoReplica) entry.leaves_for = policy::MissReason::kNone;
+  if (entry.prefetched && MemoryTier(entry) == kNowhere) {
+    entry.prefetched = false;
+    ++counters_.regret.prefetched_unused_block_count;
+  }
+  if (FastestTier(entry) == kNowhere) {
+    eviction_->Forget(idx, PolicyKey(entry.key));
+    if (entry.state == EntryState::kCommitted) RecordDeparture(entry, tier);
+  }
+}
+
+void StoreCore::Impl::RecordDeparture(const Entry& entry, size_t tier) {
+  const bool for_room = entry.leaves_for == policy::MissReason::kNone;
+  departures_.Put(PolicyKey(entry.key),
+                  {.at_ms = now_ms_,
+                   .last_use_ms = entry.last_use_ms,
+                   .use_count = entry.use_count,
+                   .reason = for_room ? policy::MissReason::kEvicted : entry.leaves_for,
+                   .tier = static_cast<uint8_t>(tier)});
+}
+
+void StoreCore::Impl::CountRegret(const Key& key) {
+  std::optional<policy::Departure> left = departures_.Find(PolicyKey(key));
+  if (!left.has_value() || left->regretted || now_ms_ > left->at_ms + kRegretMs) return;
+  if (left->reason != policy::MissReason::kEvicted &&
+      left->reason != policy::MissReason::kNotAdmitted) {
+    return;
+  }
+  ++counters_.regret.evicted_then_missed_block_count;
+  left->regretted = true;
+  departures_.Put(PolicyKey(key), *left);
 }
 
 void StoreCore::Impl::Refresh(EntryIdx idx) {
@@ -199,16 +235,17 @@ void StoreCore::Impl::Touch(EntryIdx idx, uint64_t seq, TimeMs now_ms) {
   entry.last_use_seq = seq;
   entry.last_use_ms = now_ms;
   ++entry.use_count;
+  entry.prefetched = false;
   eviction_->Use({.block = idx,
                   .parent = entry.parent == kNoEntry ? policy::kNoParent : entry.parent,
-                  .key = PolicyKey(entry),
+                  .key = PolicyKey(entry.key),
                   .now_ms = now_ms});
 }
 
 // Keys are hashes that cover the namespace: any 64 bits of one name the block.
-uint64_t StoreCore::Impl::PolicyKey(const Entry& entry) {
+uint64_t StoreCore::Impl::PolicyKey(const Key& key) {
   uint64_t word = 0;
-  std::memcpy(&word, entry.key.AsBytes().data(), sizeof(word));
+  std::memcpy(&word, key.bytes.data(), sizeof(word));
   return word;
 }
 

@@ -31,6 +31,11 @@ bool StoreCore::Impl::Adopt(const BlockMeta& meta, size_t tier, ReplicaId replic
   return true;
 }
 
+bool StoreCore::Impl::Waits() const {
+  return !reserve_waiters_.empty() || !acquire_waiters_.empty() || !pauses_.empty() ||
+         !flushes_.empty() || !ticket_queue_.empty();
+}
+
 CoreCounters StoreCore::Impl::Counters() const {
   CoreCounters counters = counters_;
   for (size_t source = 0; source < kTierCount; ++source) {
@@ -108,6 +113,25 @@ absl::StatusOr<std::vector<BlockSummary>> StoreCore::Impl::WhereKey(const Key& k
     return WithReason(NotFound("no block %s", key.Hex()), reason::kKeyUnknown);
   }
   return blocks;
+}
+
+MissAnswer StoreCore::Impl::WhyMiss(const std::optional<NamespaceHash>& asked,
+                                    const Key& key) const {
+  MissAnswer answer;
+  for (NamespaceIdx ns = 0; ns < namespaces_.size(); ++ns) {
+    const EntryIdx idx = Find(ns, key);
+    if (idx == kNoEntry || At(idx).state == EntryState::kGhost) continue;
+    answer.state = At(idx).state == EntryState::kPending ? MissAnswer::State::kPending
+                                                         : MissAnswer::State::kStored;
+    answer.residency = Visible(At(idx)) ? Residency(At(idx)) : uint8_t{0};
+    answer.other_namespace = asked.has_value() && *asked != namespaces_[ns].spec.hash;
+    return answer;
+  }
+  if (const auto left = departures_.Find(PolicyKey(key)); left.has_value()) {
+    answer.state = MissAnswer::State::kLeft;
+    answer.departure = *left;
+  }
+  return answer;
 }
 
 void StoreCore::Impl::CheckInvariants() const {

@@ -14,6 +14,7 @@ void StoreCore::Impl::LoseTier(size_t tier, TimeMs now_ms, Effects* effects) {
       Session* const filler = sessions_.at(entry.filler).get();
       AbandonFill(filler, idx, filler->mapped);
     } else if (entry.job == 0 && entry.lease_count == 0) {
+      if (Residency(entry) == 1U << tier) entry.leaves_for = policy::MissReason::kTierLost;
       EvictReplica(idx, tier);
     } else {
       // A miss for everybody else, until the last of its readers and its transfer have ended.

@@ -13,6 +13,8 @@ namespace {
 
 // Room is made for at most this many blocks at once.
 constexpr size_t kRoomAheadBlocks = 32;
+// Below this much measured time a link's speed is not known.
+constexpr uint64_t kMeasuredMsMin = 5;
 
 }  // namespace
 
@@ -28,8 +30,19 @@ bool StoreCore::Impl::AboveHighWatermark(size_t tier, uint64_t more_bytes) const
 
 bool StoreCore::Impl::LinkFull(size_t source, size_t target, bool background) const {
   const uint32_t limit = options_.transfers_per_link_max;
-  return links_[source][target].counters.inflight_count >=
-         (background ? std::max(limit / 2, 1U) : limit);
+  const LinkState& link = links_[source][target];
+  if (!background) return link.counters.inflight_count >= limit;
+  const uint64_t block_bytes = link.counters.moved_block_count == 0
+                                   ? 0
+                                   : link.counters.moved_bytes / link.counters.moved_block_count;
+  return link.counters.inflight_count >=
+         policy::BackgroundTransfersMax(SpeedOf(source, target), block_bytes, limit);
+}
+
+double StoreCore::Impl::SpeedOf(size_t source, size_t target) const {
+  const LinkState& link = links_[source][target];
+  if (link.busy_ms < kMeasuredMsMin || link.measured_bytes == 0) return 0;
+  return static_cast<double>(link.measured_bytes) / static_cast<double>(link.busy_ms);
 }
 
 absl::StatusOr<ReplicaId> StoreCore::Impl::TakeSlot(size_t tier, NamespaceIdx ns, bool idle_only) {
@@ -112,7 +125,8 @@ StoreCore::Impl::Demotion StoreCore::Impl::DemoteFromHbm(EntryIdx idx, Purpose p
 StoreCore::Impl::Demotion StoreCore::Impl::DemoteToNvme(size_t source, EntryIdx idx,
                                                         Purpose purpose, PauseId pause,
                                                         Effects* effects) {
-  const Entry& entry = At(idx);
+  Entry& entry = At(idx);
+  bool admitted = true;
   if (entry.replica[kNvme] != kNoReplica) {
     EvictReplica(idx, source);
     return Demotion::kFreed;
@@ -132,11 +146,13 @@ StoreCore::Impl::Demotion StoreCore::Impl::DemoteToNvme(size_t source, EntryIdx 
     }
   } else if (tiers_[kNvme] != nullptr) {
     ++counters_.admission_rejected_block_count;
+    admitted = false;
   }
   // hbm keeps what nobody below takes, unless it is the end of its chain and its room is needed.
   if (purpose == Purpose::kPause || (source == kHbm && entry.child_count[kNvme] > 0)) {
     return Demotion::kStuck;
   }
+  if (!admitted) entry.leaves_for = policy::MissReason::kNotAdmitted;
   EvictReplica(idx, source);
   return Demotion::kFreed;
 }
@@ -163,9 +179,9 @@ ReplicaId StoreCore::Impl::TakeNvmeSlot(const Entry& entry) {
 
 StoreCore::Impl::ReadStart StoreCore::Impl::StartRead(EntryIdx idx, Purpose purpose,
                                                       TicketId ticket, Effects* effects) {
-  const bool background = purpose == Purpose::kPromote;
+  const bool background = purpose != Purpose::kDemandRead;
   const NamespaceIdx ns = At(idx).ns;
-  for (const size_t tier : {kHbm, kHost}) {
+  for (size_t tier = purpose == Purpose::kGuess ? kHost : kHbm; tier <= kHost; ++tier) {
     if (LinkFull(kNvme, tier, background)) return ReadStart::kWait;
     if (background && tier == kHbm && AboveHighWatermark(tier, Footprint(tier, ns)) &&
         !eviction_->IdleVictim(kHbm).has_value()) {

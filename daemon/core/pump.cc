@@ -80,14 +80,17 @@ void StoreCore::Impl::PumpPauses(Effects* effects) {
 }
 
 void StoreCore::Impl::PumpTickets(Effects* effects) {
-  if (!reads_wanted_.empty()) return;  // demanded reads first
-  while (!ticket_queue_.empty()) {
-    const auto ticket = tickets_.find(ticket_queue_.front());
-    if (ticket != tickets_.end()) {
-      if (!AdvanceTicket(&ticket->second, effects)) return;
-      CloseTicketIfDone(&ticket->second);
+  if (!reads_wanted_.empty() || ticket_queue_.empty()) return;  // demanded reads first
+  PlanGuesses();
+  for (auto queued = ticket_queue_.begin(); queued != ticket_queue_.end();) {
+    TicketWork& ticket = tickets_.at(*queued);
+    if (ticket.start_ms > now_ms_) {
+      ++queued;
+      continue;
     }
-    ticket_queue_.pop_front();
+    if (!AdvanceTicket(&ticket, effects)) return;
+    queued = ticket_queue_.erase(queued);
+    CloseTicketIfDone(&ticket);
   }
 }
 
@@ -220,7 +223,9 @@ void StoreCore::Impl::Drain(Effects* effects) {
     effects->replies.push_back([done = std::move(flush.done), stopping] { done(stopping); });
   }
   flushes_.clear();
-  for (auto& [id, ticket] : tickets_) StopTicket(id);
+  std::vector<TicketId> tickets;
+  for (const auto& [id, ticket] : tickets_) tickets.push_back(id);
+  for (const TicketId id : tickets) StopTicket(id);
 }
 
 }  // namespace kvtier::core

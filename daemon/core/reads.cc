@@ -20,6 +20,7 @@ absl::StatusOr<LookupResult> StoreCore::Impl::Lookup(SessionId session, Namespac
     result.residency.push_back(Residency(At(idx)));
     ++counters_.tiers[FastestTier(At(idx))].hit_block_count;
   }
+  for (const Key& missed : keys.subspan(result.residency.size())) CountRegret(missed);
   counters_.lookup_block_count += keys.size();
   counters_.lookup_hit_block_count += result.residency.size();
   return result;
@@ -166,6 +167,7 @@ absl::StatusOr<uint32_t> StoreCore::Impl::ReportBad(SessionId session, Namespace
     const EntryIdx idx = Find(ns, key);
     if (idx == kNoEntry || !Visible(At(idx))) continue;
     ++counters_.tiers[FastestTier(At(idx))].corrupt_block_count;
+    At(idx).leaves_for = policy::MissReason::kCorrupt;
     Drop(idx);
     EraseIfUnused(idx);
     ++dropped;

@@ -68,7 +68,9 @@ void StoreCore::Impl::EndSession(SessionId id, TimeMs now_ms, Effects* effects) 
     }
     waiter = next;
   }
-  const std::vector<EntryIdx> fills(session->fills.begin(), session->fills.end());
+  // In an order of their own, so that the same events have the same effects.
+  std::vector<EntryIdx> fills(session->fills.begin(), session->fills.end());
+  std::sort(fills.begin(), fills.end());
   for (const EntryIdx idx : fills) AbandonFill(session, idx, session->mapped);
   for (const TicketId ticket : session->tickets) StopTicket(ticket);
   for (const TicketId ticket : session->tickets) tickets_.erase(ticket);
@@ -100,8 +102,11 @@ void StoreCore::Impl::DetachMapping(SessionId id, TimeMs now_ms, Effects* effect
 }
 
 void StoreCore::Impl::EndLeases(Session* session) {
-  for (auto& [lease, entries] : session->leases) {
-    for (const EntryIdx idx : entries) Unlease(idx);
+  std::vector<LeaseId> leases;
+  for (const auto& [lease, entries] : session->leases) leases.push_back(lease);
+  std::sort(leases.begin(), leases.end());
+  for (const LeaseId lease : leases) {
+    for (const EntryIdx idx : session->leases.at(lease)) Unlease(idx);
   }
   session->leases.clear();
 }
@@ -144,7 +149,8 @@ absl::StatusOr<NamespaceIdx> StoreCore::Impl::OpenNamespace(SessionId id,
         reason::kBadArgument);
   }
   if (!known.owner.has_value()) known.owner = session->owner;
-  KVT_CHECK(*known.owner == session->owner);  // the tenant's name is part of the hash
+  KVT_CHECK(*known.owner == session->owner);    // the tenant's name is part of the hash
+  known.spec.block_tokens = spec.block_tokens;  // recovered blocks do not tell
   session->namespaces.insert(ns);
   return ns;
 }

@@ -53,6 +53,7 @@ void StoreCore::Impl::FinishMemoryMove(const Job& job, const absl::Status& statu
 
 void StoreCore::Impl::OnBadSource(EntryIdx idx, size_t tier) {
   ++counters_.tiers[tier].corrupt_block_count;
+  if (Residency(At(idx)) == 1U << tier) At(idx).leaves_for = policy::MissReason::kCorrupt;
   if (At(idx).lease_count == 0) {
     FreeReplica(idx, tier);  // an nvme replica, if there is one, has a checksum of its own
   } else {
@@ -89,10 +90,16 @@ void StoreCore::Impl::FinishNvmeRead(const Job& job, const absl::Status& status,
   BlockStatus failure = BlockStatus::kMiss;
   if (status.ok() && !entry.doomed) {
     SetReplica(job.entry, job.target, job.target_replica);
+    if (job.purpose != Purpose::kDemandRead && entry.reader_count == 0) {
+      entry.prefetched = true;
+      entry.last_use_seq = ++use_seq_;  // else it would be the next to leave
+      ++counters_.regret.prefetched_block_count;
+    }
   } else {
     tiers_[job.target]->Free(job.target_replica);
     if (status.code() == absl::StatusCode::kDataLoss) {
       ++counters_.tiers[kNvme].corrupt_block_count;
+      entry.leaves_for = policy::MissReason::kCorrupt;
       FreeReplica(job.entry, kNvme);
       failure = BlockStatus::kCorrupt;
     } else if (!status.ok()) {

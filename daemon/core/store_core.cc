@@ -94,9 +94,9 @@ absl::StatusOr<uint32_t> StoreCore::ReportBad(SessionId session, NamespaceIdx ns
 }
 
 absl::StatusOr<TicketState> StoreCore::Prefetch(SessionId session, NamespaceIdx ns,
-                                                std::span<const Key> keys, TimeMs now_ms,
-                                                Effects* effects) {
-  return impl_->Prefetch(session, ns, keys, now_ms, effects);
+                                                std::span<const Key> keys, const PrefetchHint& hint,
+                                                TimeMs now_ms, Effects* effects) {
+  return impl_->Prefetch(session, ns, keys, hint, now_ms, effects);
 }
 
 absl::StatusOr<TicketState> StoreCore::GetTicket(SessionId session, TicketId ticket) {
@@ -128,9 +128,10 @@ void StoreCore::PauseContext(SessionId session, NamespaceIdx ns, std::string_vie
 }
 
 absl::StatusOr<TicketState> StoreCore::ResumeContext(SessionId session, NamespaceIdx ns,
-                                                     std::string_view name, TimeMs now_ms,
+                                                     std::string_view name,
+                                                     const PrefetchHint& hint, TimeMs now_ms,
                                                      Effects* effects) {
-  return impl_->ResumeContext(session, ns, name, now_ms, effects);
+  return impl_->ResumeContext(session, ns, name, hint, now_ms, effects);
 }
 
 absl::StatusOr<uint32_t> StoreCore::ForkContext(SessionId session, NamespaceIdx ns,
@@ -174,6 +175,8 @@ void StoreCore::Drain(TimeMs now_ms, Effects* effects) {
   impl_->Pump(now_ms, effects);
 }
 
+bool StoreCore::Waits() const { return impl_->Waits(); }
+
 CoreCounters StoreCore::Counters() const { return impl_->Counters(); }
 
 std::vector<ContextSummary> StoreCore::Contexts(size_t limit) const {
@@ -186,6 +189,10 @@ absl::StatusOr<std::vector<BlockSummary>> StoreCore::WhereContext(std::string_vi
 
 absl::StatusOr<std::vector<BlockSummary>> StoreCore::WhereKey(const Key& key) const {
   return impl_->WhereKey(key);
+}
+
+MissAnswer StoreCore::WhyMiss(const std::optional<NamespaceHash>& asked, const Key& key) const {
+  return impl_->WhyMiss(asked, key);
 }
 
 void StoreCore::CheckInvariants() const { impl_->CheckInvariants(); }

@@ -34,6 +34,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "policy/miss_table.h"
 #include "policy/policy.h"
 #include "proto/base/key.h"
 #include "proto/base/packed.h"
@@ -57,6 +58,8 @@ struct CoreOptions {
   uint32_t waiters_max = 4096;
   // Transfers in flight per link.
   uint32_t transfers_per_link_max = 32;
+  // Blocks that left and are remembered for WhyMiss, 32 bytes each.
+  uint32_t departures_max = 1U << 16;
   // First value of session, lease and ticket ids: random, so that ids of an earlier boot are
   // unknown.
   uint64_t first_id = 1;
@@ -96,6 +99,14 @@ struct AcquireResult {
   std::vector<PlacedBlock> blocks;
 };
 
+// What a client says with a prefetch.
+struct PrefetchHint {
+  // When the blocks are needed, from now; 0: as soon as possible.
+  uint64_t needed_in_ms = 0;
+  // Tokens that the engine prefills per second where there is no context yet; 0: it does not say.
+  double prefill_tokens_per_second = 0;
+};
+
 struct TicketState {
   TicketId ticket = 0;
   uint32_t block_count = 0;
@@ -105,6 +116,9 @@ struct TicketState {
   uint32_t eta_ms = 0;
   bool eta_known = false;
   bool done = false;
+  // Of the covered blocks, at their end: on nvme and not read, since the engine recomputes them
+  // sooner.
+  uint32_t recompute_block_count = 0;
 };
 
 // What the client says of a context that it leaves.
@@ -123,6 +137,8 @@ struct NamespaceSpec {
   NamespaceHash hash;
   LayoutFingerprint layout;
   uint32_t block_bytes = 0;
+  // 0: not known.
+  uint32_t block_tokens = 0;
 };
 
 struct TierCounters {
@@ -141,6 +157,15 @@ struct LinkCounters {
   uint32_t inflight_count = 0;
 };
 
+// Decisions that turned out wrong.
+struct RegretCounters {
+  // Looked up within an hour after they were evicted, or were not admitted to nvme.
+  uint64_t evicted_then_missed_block_count = 0;
+  // Read ahead from nvme; and of these, the ones that left memory before anybody used them.
+  uint64_t prefetched_block_count = 0;
+  uint64_t prefetched_unused_block_count = 0;
+};
+
 struct CoreCounters {
   std::array<TierCounters, kTierCount> tiers;
   // [source][target]
@@ -152,6 +177,7 @@ struct CoreCounters {
   uint64_t acquired_in_place_block_count = 0;
   uint64_t acquired_after_read_block_count = 0;
   uint64_t admission_rejected_block_count = 0;
+  RegretCounters regret;
   uint64_t lease_count = 0;
   uint64_t pending_fill_count = 0;
   uint64_t block_count = 0;  // index entries with a replica
@@ -167,6 +193,17 @@ struct ContextSummary {
   std::array<uint32_t, kTierCount> tier_block_count{};  // by best replica
   uint32_t missing_block_count = 0;
   TimeMs last_use_ms = 0;
+};
+
+// Why a block is not found.
+struct MissAnswer {
+  enum class State : uint8_t { kNeverStored, kStored, kPending, kLeft };
+  State state = State::kNeverStored;
+  uint8_t residency = 0;  // kStored
+  // It is stored, or was, under another namespace than the one that was asked for: with another
+  // layout, adapter or salt, or by another tenant.
+  bool other_namespace = false;
+  policy::Departure departure;  // kLeft
 };
 
 struct BlockSummary {
@@ -241,7 +278,8 @@ class StoreCore {
 
   // --- prefetch ---
   absl::StatusOr<TicketState> Prefetch(SessionId session, NamespaceIdx ns,
-                                       std::span<const Key> keys, TimeMs now_ms, Effects* effects);
+                                       std::span<const Key> keys, const PrefetchHint& hint,
+                                       TimeMs now_ms, Effects* effects);
   // NOT_FOUND (TICKET_UNKNOWN).
   absl::StatusOr<TicketState> GetTicket(SessionId session, TicketId ticket);
   absl::Status CancelTicket(SessionId session, TicketId ticket);
@@ -256,7 +294,8 @@ class StoreCore {
                     const Expectation& expectation, TimeMs deadline_ms, TimeMs now_ms,
                     std::function<void(absl::StatusOr<PauseResult>)> done, Effects* effects);
   absl::StatusOr<TicketState> ResumeContext(SessionId session, NamespaceIdx ns,
-                                            std::string_view name, TimeMs now_ms, Effects* effects);
+                                            std::string_view name, const PrefetchHint& hint,
+                                            TimeMs now_ms, Effects* effects);
   absl::StatusOr<uint32_t> ForkContext(SessionId session, NamespaceIdx ns, std::string_view parent,
                                        std::string_view name, uint32_t block_count, TimeMs now_ms,
                                        Effects* effects);
@@ -283,10 +322,14 @@ class StoreCore {
   void Drain(TimeMs now_ms, Effects* effects);
 
   // --- looking in ---
+  // Something waits for room, a completion or a time: ticks may change something.
+  bool Waits() const;
   CoreCounters Counters() const;
   std::vector<ContextSummary> Contexts(size_t limit) const;
   absl::StatusOr<std::vector<BlockSummary>> WhereContext(std::string_view name) const;
   absl::StatusOr<std::vector<BlockSummary>> WhereKey(const Key& key) const;
+  // From what is remembered: bounded, the earliest departures are forgotten (never stored, then).
+  MissAnswer WhyMiss(const std::optional<NamespaceHash>& asked, const Key& key) const;
   // Aborts with the broken rule. For tests; walks everything.
   void CheckInvariants() const;
 

@@ -27,6 +27,7 @@ class StoreCoreTest : public ::testing::Test {
     nvme_ = std::make_unique<FakeSlots>(nvme_slots);
     CoreOptions options;
     options.watermarks.fill({.high = 1.0, .low = 1.0});
+    options.nvme_admission = admission_;
     core_ = std::make_unique<StoreCore>(options, hbm_.get(), host_.get(), nvme_.get(),
                                         policy::NewEvictionPolicy(eviction));
     session_ = *core_->OpenSession(7, now_);
@@ -135,6 +136,7 @@ class StoreCoreTest : public ::testing::Test {
     return paused_;
   }
 
+  policy::Admission admission_ = policy::Admission::kAll;
   std::unique_ptr<FakeSlots> hbm_, host_, nvme_;
   std::unique_ptr<StoreCore> core_;
   SessionId session_ = 0;

@@ -93,7 +93,7 @@ TEST_F(StoreCoreTest, WhatArrivesOnALostTierIsNotThere) {
   Settle();
   CompleteAll();
   ASSERT_EQ(Lookup(keys), std::vector<uint8_t>{kResidentHost | kResidentNvme});
-  (void)core_->ResumeContext(session_, ns_, "agent", now_, &effects_);
+  (void)core_->ResumeContext(session_, ns_, "agent", {}, now_, &effects_);
   Settle();
   ASSERT_EQ(transfers_.size(), 1U);
   hbm_->degraded = true;

@@ -136,14 +136,17 @@ class Model {
             now_ + Pick(20), now_, [this](const auto&) { --pending_replies_; }, &effects_);
         break;
       case 12:
-        (void)core_->ResumeContext(client.session, client.ns, context, now_, &effects_);
+        (void)core_->ResumeContext(client.session, client.ns, context,
+                                   {.needed_in_ms = Pick(20), .prefill_tokens_per_second = 1e6},
+                                   now_, &effects_);
         break;
       case 13:
         if (Pick(4) == 0) {
           (void)core_->CloseContext(client.session, client.ns, context, Pick(2) == 0, now_,
                                     &effects_);
         } else {
-          (void)core_->Prefetch(client.session, client.ns, keys, now_, &effects_);
+          (void)core_->Prefetch(client.session, client.ns, keys, {.needed_in_ms = Pick(20)}, now_,
+                                &effects_);
         }
         break;
       case 14:

@@ -3,6 +3,8 @@
 // What the core tells the eviction policy, seen by what leaves.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "daemon/core/store_core_fixture.h"
 
 namespace kvtier::core {
@@ -81,6 +83,109 @@ TEST_F(StoreCorePolicyTest, WhatAnotherContextHoldsIsNotFinishedWithOne) {
   now_ += 1000;
   PutPaused("c", Chain(3, 2), {});
   EXPECT_EQ(Lookup(a).size(), 2U);
+}
+
+TEST_F(StoreCorePolicyTest, WhyMissTellsWhyABlockIsGone) {
+  Start(2, 2, 2);
+  const auto a = Chain(1, 2);
+  Put(a);
+  for (uint32_t seed = 2; seed <= 4; ++seed) Put(Chain(seed, 2));
+  ASSERT_TRUE(Lookup(a).empty());
+  const auto why = [&](const Key& key) { return core_->WhyMiss(Spec().hash, key); };
+  EXPECT_EQ(why(Chain(9, 1)[0]).state, MissAnswer::State::kNeverStored);
+  const MissAnswer evicted = why(a[1]);
+  EXPECT_EQ(evicted.state, MissAnswer::State::kLeft);
+  EXPECT_EQ(evicted.departure.reason, policy::MissReason::kEvicted);
+  EXPECT_EQ(evicted.departure.tier, 2U);
+  EXPECT_EQ(evicted.departure.use_count, 1U);
+  // Once a block, however often it is asked for.
+  Lookup(a);
+  EXPECT_EQ(core_->Counters().regret.evicted_then_missed_block_count, 2U);
+
+  const auto d = Chain(4, 2);
+  EXPECT_EQ(why(d[1]).state, MissAnswer::State::kStored);
+  EXPECT_EQ(why(d[1]).residency, kResidentHbm);
+  EXPECT_TRUE(core_->WhyMiss(NamespaceHash{}, d[1]).other_namespace);
+  ASSERT_TRUE(core_->ReportBad(session_, ns_, std::span(d).last(1), now_, &effects_).ok());
+  Settle();
+  EXPECT_EQ(why(d[1]).departure.reason, policy::MissReason::kCorrupt);
+  Put(std::span(d).last(1), d[0]);
+  EXPECT_EQ(why(d[1]).state, MissAnswer::State::kStored) << "it is back";
+}
+
+TEST_F(StoreCorePolicyTest, WhyMissKnowsDroppedAndRefusedBlocks) {
+  admission_ = policy::Admission::kSeenAgain;
+  Start(2, 2, 2);
+  const auto a = Chain(1, 2);
+  Put(a);
+  Put(Chain(2, 2));
+  Put(Chain(3, 2));
+  EXPECT_EQ(core_->WhyMiss({}, a[0]).departure.reason, policy::MissReason::kNotAdmitted);
+  const auto c = Chain(3, 2);
+  ASSERT_TRUE(core_->CreateContext(session_, ns_, "c", now_).ok());
+  ASSERT_TRUE(core_->AppendContext(session_, ns_, "c", 0, c, now_, &effects_).ok());
+  ASSERT_TRUE(core_->CloseContext(session_, ns_, "c", true, now_, &effects_).ok());
+  Settle();
+  EXPECT_EQ(core_->WhyMiss({}, c[1]).departure.reason, policy::MissReason::kDropped);
+}
+
+class StoreCorePrefetchTest : public StoreCorePolicyTest {
+ protected:
+  // Two contexts on nvme only, whose links were measured at one block a millisecond.
+  void StartWithColdContexts() {
+    Start(4, 4, 16);
+    for (uint32_t seed = 1; seed <= 6; ++seed) Put(Chain(seed, 2));
+    for (const auto& keys : {Chain(1, 2), Chain(2, 2)}) {
+      ASSERT_EQ(Lookup(keys), (std::vector<uint8_t>{kResidentNvme, kResidentNvme}));
+    }
+  }
+
+  TicketState Prefetch(std::span<const Key> keys, const PrefetchHint& hint) {
+    const auto state = core_->Prefetch(session_, ns_, keys, hint, now_, &effects_);
+    Settle();
+    return *state;
+  }
+};
+
+TEST_F(StoreCorePrefetchTest, WhatIsNeededFirstIsReadFirst) {
+  StartWithColdContexts();
+  const auto late = Chain(1, 2);
+  const auto soon = Chain(2, 2);
+  // A demanded read in the way, so that both wait.
+  core_->Acquire(session_, ns_, Chain(3, 2), kNever, now_, [](const auto&) {}, &effects_);
+  Prefetch(late, {.needed_in_ms = 5000});
+  Prefetch(soon, {.needed_in_ms = 50});
+  std::vector<Key> order;
+  while (!transfers_.empty()) {
+    if (transfers_.front().source_tier == TierId::kNvme) {
+      order.push_back(transfers_.front().meta.key);
+    }
+    Complete();
+  }
+  const auto at = [&](const Key& key) { return std::find(order.begin(), order.end(), key); };
+  ASSERT_NE(at(soon[0]), order.end());
+  EXPECT_LT(at(soon[0]), at(late[0]));
+}
+
+TEST_F(StoreCorePrefetchTest, AnAnnouncedReturnIsReadAheadToHostInTime) {
+  Start(4, 8, 16);
+  const auto a = Chain(1, 2);
+  PutPaused("a", a, {.returns_in_ms = 10'000});
+  for (uint32_t seed = 2; seed <= 7; ++seed) Put(Chain(seed, 2));
+  CompleteAll();
+  ASSERT_EQ(Lookup(a), (std::vector<uint8_t>{kResidentNvme, kResidentNvme}));
+  now_ += 1000;
+  core_->Tick(now_, &effects_);
+  Settle();
+  CompleteAll();
+  EXPECT_EQ(Lookup(a), (std::vector<uint8_t>{kResidentNvme, kResidentNvme})) << "much too early";
+  now_ += 6600;  // the client may come back a quarter earlier than it says
+  core_->Tick(now_, &effects_);
+  Settle();
+  CompleteAll();
+  EXPECT_EQ(Lookup(a),
+            (std::vector<uint8_t>{kResidentHost | kResidentNvme, kResidentHost | kResidentNvme}));
+  EXPECT_EQ(core_->Counters().regret.prefetched_block_count, 2U);
 }
 
 }  // namespace

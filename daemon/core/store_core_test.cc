@@ -215,7 +215,7 @@ TEST_F(StoreCoreTest, PauseFreesHotMemoryAndResumeBringsItBack) {
   EXPECT_EQ(paused_->freed_bytes, 3 * FakeSlots::kBlockBytes);
   EXPECT_EQ(paused_->resident_bytes, 0U);
   EXPECT_TRUE(hbm_->contents.empty());
-  const auto ticket = core_->ResumeContext(session_, ns_, "c", now_, &effects_);
+  const auto ticket = core_->ResumeContext(session_, ns_, "c", {}, now_, &effects_);
   Settle();
   ASSERT_TRUE(ticket.ok());
   EXPECT_EQ(ticket->covered_block_count, 3U);

@@ -13,13 +13,18 @@ namespace {
 
 // Closed tickets a session may still ask about.
 constexpr size_t kTicketsKept = 256;
-// Below this much measured time a link's speed is not known.
-constexpr uint64_t kMeasuredMsMin = 5;
+// Guesses are planned anew this often.
+constexpr TimeMs kPlanEveryMs = 100;
+// Those that are due later are not looked at: no context takes as long to read.
+constexpr TimeMs kPlanAheadMs = 60'000;
+// Clients err about their return by about this share of the time away.
+constexpr double kReturnError = 0.25;
 
 }  // namespace
 
 absl::StatusOr<TicketState> StoreCore::Impl::Prefetch(SessionId session_id, NamespaceIdx ns,
-                                                      std::span<const Key> keys, TimeMs now_ms,
+                                                      std::span<const Key> keys,
+                                                      const PrefetchHint& hint, TimeMs now_ms,
                                                       Effects* effects) {
   KVT_ASSIGN_OR_RETURN(Session * session, FindSession(session_id, ns));
   std::vector<EntryIdx> chain;
@@ -28,28 +33,114 @@ absl::StatusOr<TicketState> StoreCore::Impl::Prefetch(SessionId session_id, Name
     if (idx == kNoEntry || !Visible(At(idx))) break;
     chain.push_back(idx);
   }
-  TicketWork* ticket = OpenTicket(session, std::move(chain), static_cast<uint32_t>(keys.size()));
+  TicketWork* ticket =
+      OpenTicket(session, std::move(chain), static_cast<uint32_t>(keys.size()), hint, now_ms);
   Pump(now_ms, effects);
   return StateOf(*ticket);
 }
 
+TicketWork* StoreCore::Impl::Enqueue(std::vector<EntryIdx> chain, TimeMs deadline_ms) {
+  const TicketId id = NextId();
+  TicketWork& ticket = tickets_[id];
+  ticket.id = id;
+  ticket.deadline_ms = deadline_ms;
+  ticket.chain = std::move(chain);
+  for (const EntryIdx idx : ticket.chain) ++At(idx).context_refs;
+  const auto later = std::upper_bound(
+      ticket_queue_.begin(), ticket_queue_.end(), deadline_ms,
+      [this](TimeMs at_ms, TicketId other) { return at_ms < tickets_.at(other).deadline_ms; });
+  ticket_queue_.insert(later, id);
+  return &ticket;
+}
+
 TicketWork* StoreCore::Impl::OpenTicket(Session* session, std::vector<EntryIdx> chain,
-                                        uint32_t asked_count) {
+                                        uint32_t asked_count, const PrefetchHint& hint,
+                                        TimeMs now_ms) {
   while (session->tickets.size() >= kTicketsKept) {
     const TicketId oldest = session->tickets.front();
     StopTicket(oldest);
     tickets_.erase(oldest);
     session->tickets.pop_front();
   }
-  const TicketId id = NextId();
-  TicketWork& ticket = tickets_[id];
-  ticket.id = id;
-  ticket.asked_count = asked_count;
-  ticket.chain = std::move(chain);
-  for (const EntryIdx idx : ticket.chain) ++At(idx).context_refs;
-  session->tickets.push_back(id);
-  ticket_queue_.push_back(id);
-  return &ticket;
+  const size_t read_count = WorthReading(chain, hint.prefill_tokens_per_second);
+  const auto recompute_count = static_cast<uint32_t>(chain.size() - read_count);
+  chain.resize(read_count);
+  TicketWork* ticket = Enqueue(std::move(chain), now_ms + hint.needed_in_ms);
+  ticket->asked_count = asked_count;
+  ticket->recompute_count = recompute_count;
+  session->tickets.push_back(ticket->id);
+  return ticket;
+}
+
+void StoreCore::Impl::OpenGuess(Context* context, uint64_t returns_in_ms, TimeMs now_ms) {
+  TicketWork* ticket = Enqueue(context->chain, now_ms + returns_in_ms);
+  ticket->is_guess = true;
+  ticket->early_ms = static_cast<TimeMs>(kReturnError * static_cast<double>(returns_in_ms));
+  ticket->start_ms = ticket->deadline_ms - ticket->early_ms;
+  context->ticket = ticket->id;
+}
+
+size_t StoreCore::Impl::WorthReading(const std::vector<EntryIdx>& chain,
+                                     double prefill_tokens_per_second) const {
+  if (chain.empty()) return 0;
+  size_t stored_count = 0;
+  size_t first_cold = chain.size();
+  uint64_t cold_count = 0;
+  for (; stored_count < chain.size() && Visible(At(chain[stored_count])); ++stored_count) {
+    if (MemoryTier(At(chain[stored_count])) != kNowhere) continue;
+    first_cold = std::min(first_cold, stored_count);
+    ++cold_count;
+  }
+  if (cold_count == 0) return chain.size();
+  const NamespaceSpec& spec = namespaces_[At(chain.front()).ns].spec;
+  const policy::LoadOrRecompute blocks = {
+      .first_position_tokens = first_cold * spec.block_tokens,
+      .block_count = cold_count,
+      .block_tokens = spec.block_tokens,
+      .block_bytes = spec.block_bytes,
+  };
+  return policy::ReadingIsFaster(blocks, Speeds()[kNvme], prefill_tokens_per_second) ? chain.size()
+                                                                                     : first_cold;
+}
+
+policy::ReadSpeeds StoreCore::Impl::Speeds() const {
+  // Blocks from nvme go to hbm or, where that has no room, to host.
+  const double to_hbm = SpeedOf(kNvme, kHbm);
+  return {0, SpeedOf(kHost, kHbm), to_hbm > 0 ? to_hbm : SpeedOf(kNvme, kHost)};
+}
+
+policy::PrefetchTask StoreCore::Impl::TaskOf(const TicketWork& ticket) const {
+  policy::PrefetchTask task = {.id = ticket.id,
+                               .deadline_ms = ticket.deadline_ms,
+                               .is_guess = ticket.is_guess,
+                               .early_ms = ticket.early_ms};
+  for (size_t i = 0; i < ticket.chain.size(); ++i) {
+    const Entry& entry = At(ticket.chain[i]);
+    if (!Visible(entry)) break;
+    if (entry.replica[kHbm] != kNoReplica || (i < ticket.next && entry.job == 0)) continue;
+    const size_t tier = FastestTier(entry);
+    if (ticket.is_guess && tier == kHost) continue;
+    task.pending_bytes[tier] += entry.bytes;
+  }
+  return task;
+}
+
+void StoreCore::Impl::PlanGuesses() {
+  if (planned_at_ms_ != 0 && now_ms_ < planned_at_ms_ + kPlanEveryMs) return;
+  planned_at_ms_ = now_ms_;
+  std::vector<policy::PrefetchTask> tasks;
+  bool any_guess = false;
+  for (const TicketId id : ticket_queue_) {
+    const TicketWork& ticket = tickets_.at(id);
+    if (ticket.is_guess && ticket.deadline_ms - ticket.early_ms > now_ms_ + kPlanAheadMs) continue;
+    any_guess |= ticket.is_guess;
+    tasks.push_back(TaskOf(ticket));
+  }
+  if (!any_guess) return;
+  for (const policy::PrefetchSlot& slot : policy::PlanPrefetch(tasks, Speeds(), now_ms_)) {
+    TicketWork& ticket = tickets_.at(slot.id);
+    if (ticket.is_guess) ticket.start_ms = slot.start_ms;
+  }
 }
 
 bool StoreCore::Impl::AdvanceTicket(TicketWork* ticket, Effects* effects) {
@@ -63,35 +154,40 @@ bool StoreCore::Impl::AdvanceTicket(TicketWork* ticket, Effects* effects) {
     if (entry.replica[kHbm] != kNoReplica && entry.job == 0) continue;
     if (entry.job != 0) return false;  // look again when that transfer has ended
     if (MemoryTier(entry) == kHost) {
-      if (entry.lease_count > 0) continue;  // read in place
-      if (LinkFull(kHost, kHbm, true)) return false;
-      if (AboveHighWatermark(kHbm, Footprint(kHbm, entry.ns)) &&
-          !eviction_->IdleVictim(kHbm).has_value()) {
-        continue;
-      }
-      const SlotOrRoom slot = TakeSlotOrMakeRoom(kHbm, entry.ns, true, 1, effects);
-      if (slot.replica == kNoReplica) {
-        if (slot.room == Room::kLeaving) return false;
-        continue;  // stays on host
-      }
-      if (MemoryTier(entry) != kHost || entry.job != 0) {
-        tiers_[kHbm]->Free(slot.replica);  // making room moved the block itself
-        return false;
-      }
-      StartTransfer({.entry = idx,
-                     .purpose = Purpose::kPromote,
-                     .source = kHost,
-                     .target = kHbm,
-                     .target_replica = slot.replica,
-                     .ticket = ticket->id},
-                    effects);
-      ++ticket->inflight;
+      if (!ticket->is_guess && !PromoteFromHost(ticket, idx, effects)) return false;
       continue;
     }
-    const ReadStart start = StartRead(idx, Purpose::kPromote, ticket->id, effects);
+    const Purpose purpose = ticket->is_guess ? Purpose::kGuess : Purpose::kPromote;
+    const ReadStart start = StartRead(idx, purpose, ticket->id, effects);
     if (start == ReadStart::kWait) return false;
     if (start == ReadStart::kStarted) ++ticket->inflight;
   }
+  return true;
+}
+
+bool StoreCore::Impl::PromoteFromHost(TicketWork* ticket, EntryIdx idx, Effects* effects) {
+  const Entry& entry = At(idx);
+  if (entry.lease_count > 0) return true;  // read in place
+  if (LinkFull(kHost, kHbm, true)) return false;
+  if (AboveHighWatermark(kHbm, Footprint(kHbm, entry.ns)) &&
+      !eviction_->IdleVictim(kHbm).has_value()) {
+    return true;
+  }
+  const SlotOrRoom slot = TakeSlotOrMakeRoom(kHbm, entry.ns, true, 1, effects);
+  // Without room it stays on host.
+  if (slot.replica == kNoReplica) return slot.room != Room::kLeaving;
+  if (MemoryTier(entry) != kHost || entry.job != 0) {
+    tiers_[kHbm]->Free(slot.replica);  // making room moved the block itself
+    return false;
+  }
+  StartTransfer({.entry = idx,
+                 .purpose = Purpose::kPromote,
+                 .source = kHost,
+                 .target = kHbm,
+                 .target_replica = slot.replica,
+                 .ticket = ticket->id},
+                effects);
+  ++ticket->inflight;
   return true;
 }
 
@@ -99,16 +195,22 @@ void StoreCore::Impl::CloseTicketIfDone(TicketWork* ticket) {
   if (ticket->closed.has_value() || ticket->next < ticket->chain.size() || ticket->inflight > 0) {
     return;
   }
-  ticket->closed = StateOf(*ticket);
   const std::vector<EntryIdx> chain = std::move(ticket->chain);
-  ticket->chain.clear();
-  ticket->next = 0;
+  if (ticket->is_guess) {
+    tickets_.erase(ticket->id);  // nobody asks for it
+  } else {
+    ticket->chain = chain;
+    ticket->closed = StateOf(*ticket);
+    ticket->chain.clear();
+    ticket->next = 0;
+  }
   for (const EntryIdx idx : chain) DropRef(idx);
 }
 
 void StoreCore::Impl::StopTicket(TicketId id) {
   const auto it = tickets_.find(id);
   if (it == tickets_.end()) return;
+  std::erase(ticket_queue_, id);
   it->second.next = it->second.chain.size();
   it->second.inflight = 0;  // what is under way arrives, unattended
   CloseTicketIfDone(&it->second);
@@ -136,37 +238,42 @@ absl::Status StoreCore::Impl::CancelTicket(SessionId session_id, TicketId id) {
 TicketState StoreCore::Impl::StateOf(const TicketWork& ticket) const {
   if (ticket.closed.has_value()) return *ticket.closed;
   TicketState state{.ticket = ticket.id, .block_count = ticket.asked_count};
-  std::array<uint64_t, kTierCount> pending{};
-  for (size_t i = 0; i < ticket.chain.size(); ++i) {
-    const Entry& entry = At(ticket.chain[i]);
+  for (const EntryIdx idx : ticket.chain) {
+    const Entry& entry = At(idx);
     if (!Visible(entry)) break;
     ++state.covered_block_count;
-    if (entry.replica[kHbm] != kNoReplica) {
-      ++state.ready_block_count;
-    } else if (i >= ticket.next || entry.job != 0) {
-      pending[FastestTier(entry)] += entry.bytes;
-    }
+    if (entry.replica[kHbm] != kNoReplica) ++state.ready_block_count;
   }
-  for (const uint64_t bytes : pending) state.pending_bytes += bytes;
+  // What follows a gap is of no use.
+  if (state.covered_block_count == ticket.chain.size()) {
+    state.covered_block_count += ticket.recompute_count;
+    state.recompute_block_count = ticket.recompute_count;
+  }
   state.done = ticket.next >= ticket.chain.size() && ticket.inflight == 0;
-  EstimateArrival(pending, &state);
+  EstimateArrival(ticket, &state);
   return state;
 }
 
-void StoreCore::Impl::EstimateArrival(const std::array<uint64_t, kTierCount>& pending,
-                                      TicketState* state) const {
+void StoreCore::Impl::EstimateArrival(const TicketWork& ticket, TicketState* state) const {
+  const policy::PrefetchTask own = TaskOf(ticket);
+  for (const uint64_t bytes : own.pending_bytes) state->pending_bytes += bytes;
   state->eta_known = true;
-  for (size_t source = kHost; source < kTierCount; ++source) {
-    if (pending[source] == 0) continue;
-    const LinkState& link = links_[source][kHbm];
-    if (link.busy_ms < kMeasuredMsMin || link.measured_bytes == 0) {
-      state->eta_known = false;
-      continue;
+  if (state->pending_bytes == 0) return;
+  std::vector<policy::PrefetchTask> tasks;
+  for (const auto& [id, other] : tickets_) {
+    if (id == ticket.id) {
+      tasks.push_back(own);
+    } else if (!other.closed.has_value() && other.start_ms <= now_ms_) {
+      tasks.push_back(TaskOf(other));
     }
-    state->eta_ms += static_cast<uint32_t>(
-        std::min<uint64_t>(pending[source] * link.busy_ms / link.measured_bytes + 1, 3'600'000));
   }
-  if (!state->eta_known) state->eta_ms = 0;
+  for (const policy::PrefetchSlot& slot : policy::PlanPrefetch(tasks, Speeds(), now_ms_)) {
+    if (slot.id != ticket.id) continue;
+    state->eta_known = slot.eta_known;
+    if (slot.eta_known) {
+      state->eta_ms = static_cast<uint32_t>(std::min<uint64_t>(slot.ready_ms - now_ms_, 3'600'000));
+    }
+  }
 }
 
 }  // namespace kvtier::core

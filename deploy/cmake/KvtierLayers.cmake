@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 # The dependency order of the tree, checked at configure time. A target's layer is its top-level
-# folder, except client/ctl, which is the layer "ctl" (a program, so it may also see policy), and
-# the seam to the CUDA driver in tiers/cuda, which is the layer "gpu": daemon and client both stand
-# on it.
+# folder, except client/ctl, which is the layer "ctl" (a program, so it may also see policy), the
+# seam to the CUDA driver in tiers/cuda, which is the layer "gpu": daemon and client both stand on
+# it, and daemon/core, which is the layer "core": kvtierctl simulates with it.
 include_guard(GLOBAL)
 
-set(KVTIER_LAYERS proto kernels gpu tiers policy daemon client ctl tests)
+set(KVTIER_LAYERS proto kernels gpu tiers policy core daemon client ctl tests)
 set(KVTIER_LAYER_proto_SEES proto)
 set(KVTIER_LAYER_kernels_SEES kernels)
 set(KVTIER_LAYER_gpu_SEES proto gpu)
 set(KVTIER_LAYER_tiers_SEES proto kernels gpu tiers)
 set(KVTIER_LAYER_policy_SEES proto kernels policy)
-set(KVTIER_LAYER_daemon_SEES proto kernels gpu tiers policy daemon)
+set(KVTIER_LAYER_core_SEES proto tiers policy core)
+set(KVTIER_LAYER_daemon_SEES proto kernels gpu tiers policy core daemon)
 set(KVTIER_LAYER_client_SEES proto kernels gpu client)
-set(KVTIER_LAYER_ctl_SEES proto kernels policy client ctl)
+set(KVTIER_LAYER_ctl_SEES proto kernels policy core client ctl)
 set(KVTIER_LAYER_tests_SEES ${KVTIER_LAYERS})
 
 # Records `target` for the check. An empty `layer` means: the layer of the current folder.
