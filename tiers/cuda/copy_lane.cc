@@ -324,7 +324,8 @@ void CopyLane::FinishFlight(const Flight& flight) {
 void CopyLane::AnswerLate(uint64_t now_ms) {
   for (Active& active : actives_) {
     if (active.answered || !active.status.ok() || now_ms < active.late_at_ms) continue;
-    if (active.started_bytes == 0 && bucket_.is_limited()) continue;
+    // The limit holds it back, not the device.
+    if (bucket_.is_limited() && active.inflight_count == 0) continue;
     // The device may be at work on its host memory.
     if (active.started_bytes > 0 && active.hold.has_value()) continue;
     if (active.inflight_count == 0 && !active.has_pieces_left()) continue;

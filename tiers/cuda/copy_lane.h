@@ -75,7 +75,7 @@ class CopyLane {
     // Limits what is begun; 0: nothing does.
     uint64_t bytes_per_second = 0;
     // A job that is not done this long after its submission is answered UNAVAILABLE; with a limit
-    // of the rate, this long after its last piece was begun.
+    // of the rate, this long after its last piece was begun, if that is not done.
     uint64_t late_ms = 10'000;
     // A flight that is not done this long after its start means that the device hangs.
     uint64_t hung_ms = 30'000;

@@ -303,6 +303,22 @@ TEST_F(CudaTierDirectTest, WhatALimitHoldsBackIsNotLate) {
   EXPECT_EQ(read.Await(), absl::OkStatus());
 }
 
+TEST_F(CudaTierDirectTest, WhatALimitHoldsBackInTheMiddleIsNotLateEither) {
+  CudaTier::Options options = Options();
+  options.demote_bytes_per_second = 1000;
+  // Goes on with every look at it: many looks between two pieces, a minute apart.
+  options.now_ms = [this] { return now_ms_ += kLateMs / 4; };
+  StartBoth(options);
+  constexpr uint32_t kThreePieces = 150'000;
+  const TestBlock block = MakeBlock(1, kThreePieces);
+  const ReplicaId resident = Put(block);
+  const HostSlot slot = ReserveHost(kThreePieces);
+  PageBuffer staged(kThreePieces);
+  EXPECT_EQ(ReadAndWait(*tier_, resident, block.meta, slot.bytes), absl::OkStatus());
+  EXPECT_EQ(ReadAndWait(*tier_, resident, block.meta, staged.bytes()), absl::OkStatus());
+  EXPECT_TRUE(Holds(slot, block));
+}
+
 TEST(PinnedSegmentsTest, MemoryIsUnpinnedAfterItsLastHold) {
   constexpr uint64_t kPage = 4096;
   FakeCudaDriver driver;
