@@ -60,8 +60,8 @@ struct DecodeBatchArgs {
   ElementType out_type = ElementType::kBf16;  // BF16 or FP32.
   void* out = nullptr;                        // As query.
   float* lse = nullptr;                       // [batch_size][query_len][query_head_count] or null.
-  // Grows by one or more if a tile that was read holds a scale byte that sealing never writes: the
-  // results of this launch are then unspecified. May be null.
+  // Grows by one or more if a tile that was read holds a byte that sealing never writes (a scale
+  // byte above 0x7E, an FP8 NaN): the results of this launch are then unspecified. May be null.
   uint32_t* damage_count = nullptr;
 
   // DecodeBatchWorkspaceBytes, a multiple of 256, zeroed once before its first use. A launch leaves
@@ -84,9 +84,11 @@ struct DeviceLimits {
 // not on the batch, table_stride or the card.
 //
 // Error of out against exact attention over the dequantized values: at most 2^-9 of the largest
-// |out|: weights are FP16, queries FP16 after an exact scaling (BF16 queries are exact unless
-// k_smooth is given). Scores below -10^30 count as hidden. A NaN in a tail token makes the results
-// of the rows that see it NaN. Errors: kInvalidArgument for what the host can see, before anything
+// |out| for BF16 queries without k_smooth: weights are FP16. Other queries are rounded to FP16
+// after an exact scaling, which moves a score over tiles by up to 2^-11 of the sum of
+// softmax_scale * |query * K|: usual scores stay within the bound, scores in the hundreds do not.
+// Scores below -10^30 count as hidden. A NaN in a tail token makes the results of the rows that
+// see it NaN. Errors: kInvalidArgument for what the host can see, before anything
 // is launched; kUnavailable if the device is not usable or the launch fails. Thread-safe for
 // disjoint outputs and workspaces.
 Status DecodeBatch(const DecodeBatchArgs& args, Stream stream);

@@ -26,7 +26,11 @@ KVTIER_DEVICE float SignedE2m1(uint32_t code) {
   return FirstHalf((code & 8) << 12 | (code & 7) << 9) * 16384.0F;
 }
 
-// To the launch's counter, if a damaged scale was seen.
+// Sealed FP8 bytes, 1 to 4 of them: sets bit 7 of each that is NaN, which sealing never writes.
+// What is counted of them is collected as ScaleDamage's.
+KVTIER_DEVICE uint32_t Fp8Damage(uint32_t bytes) { return (bytes & 0x7F7F7F7FU) + 0x01010101U; }
+
+// To the launch's counter, if a damaged scale or FP8 value was seen.
 KVTIER_DEVICE void ReportDamage(const DecodeParams& params, uint32_t damage) {
   if ((damage & 0x80808080U) != 0 && !params.damage_count.is_null()) {
     AddCounter(params.damage_count, 1);
@@ -76,6 +80,8 @@ class RowReader {
       }
     } else if (k_.format == SideFormat::kFp8) {
       const auto words = LoadConstant(row.At<const Words2>(dim));
+      // A tail may hold NaN.
+      if (!item_.is_tail) damage |= Fp8Damage(words.x) | Fp8Damage(words.y);
       KVTIER_UNROLL
       for (uint32_t i = 0; i < 8; ++i) {
         out[i] = SignedE4m3((i < 4 ? words.x : words.y) >> (8 * (i % 4)) & 0xFF);
@@ -109,7 +115,9 @@ class RowReader {
       return FirstBf16(LoadConstant(row.At<const uint16_t>(2 * dim)));
     }
     if (v_.format == SideFormat::kFp8) {
-      return SignedE4m3(LoadConstant(row.At<const uint8_t>(dim)));
+      const uint32_t byte = LoadConstant(row.At<const uint8_t>(dim));
+      if (!item_.is_tail) damage |= Fp8Damage(byte);
+      return SignedE4m3(byte);
     }
     const TileShape shape{params_.block_tokens, kHeadDim};
     const uint32_t slot = token % params_.block_tokens;

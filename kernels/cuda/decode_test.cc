@@ -298,6 +298,39 @@ TEST(Decode, CountsDamagedScales) {
   }
 }
 
+TEST(Decode, CountsFp8NanInTilesAndNotInTails) {
+  for (const bool is_v : {false, true}) {
+    const LayerFormat format{is_v ? SideFormat::kBf16 : SideFormat::kFp8,
+                             is_v ? SideFormat::kFp8 : SideFormat::kNvfp4};
+    for (const uint8_t byte : {uint8_t{0x7E}, uint8_t{0x7F}, uint8_t{0xFE}, uint8_t{0xFF}}) {
+      for (const uint64_t dim : {uint64_t{0}, uint64_t{38}, uint64_t{63}}) {
+        DecodeData data({.head_dim = 64,
+                         .kv_heads = 1,
+                         .group_heads = 1,
+                         .format = format,
+                         .tail_type = ElementType::kFp8E4m3},
+                        kSeed);
+        const auto at = static_cast<uint64_t>(static_cast<const std::byte*>(data.table[1]) -
+                                              data.blocks.data());
+        const uint64_t side = is_v ? SideBytes({64, 64}, format.k) : 0;
+        data.blocks[at + data.Args().layer_offset + side + 37 * 64 + dim] = std::byte{byte};
+        ASSERT_TRUE(Execute<Sm80>(data, kAmpere).ok());
+        EXPECT_EQ(data.damage_count[0] > 0, (byte & 0x7F) == 0x7F) << is_v << dim << int{byte};
+      }
+    }
+    // Of a tail NaN is a value; and with BF16 sides no byte is damage.
+    DecodeData data({.head_dim = 64,
+                     .kv_heads = 1,
+                     .group_heads = 1,
+                     .format = format,
+                     .tail_type = ElementType::kFp8E4m3},
+                    kSeed);
+    (is_v ? data.tail_v : data.tail_k)[0] = std::byte{0x7F};
+    ASSERT_TRUE(Execute<Sm80>(data, kAmpere).ok());
+    EXPECT_EQ(data.damage_count[0], 0U) << is_v;
+  }
+}
+
 TEST(Decode, KeepsNanWithTheRowsThatSeeIt) {
   for (const uint32_t query_len : {1U, 3U}) {
     DecodeData data({.kv_heads = 1, .group_heads = 2, .tail_tokens = {5}, .query_len = query_len},
