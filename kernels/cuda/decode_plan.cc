@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "kernels/cuda/plan_checks.h"
 
@@ -192,7 +193,10 @@ void LayOutBatch(const DecodeBatchArgs& args, uint32_t pass_rows, DecodeParams* 
   params->query_is_bf16 = args.query_type == ElementType::kBf16;
   params->softmax_scale = args.softmax_scale;
   params->soft_cap = args.soft_cap;
-  params->soft_cap_inverse = args.soft_cap == 0.0F ? 0.0F : 1.0F / args.soft_cap;
+  // Finite, also of the least caps: a score of 0 times infinity would be NaN.
+  params->soft_cap_inverse =
+      args.soft_cap == 0.0F ? 0.0F
+                            : std::min(1.0F / args.soft_cap, std::numeric_limits<float>::max());
   params->window = args.window;
   params->sinks = {args.sinks};
   params->out = {static_cast<std::byte*>(args.out)};

@@ -179,6 +179,8 @@ TEST(Decode, MatchesFp64WithOptions) {
   for (const float soft_cap : {1e-3F, 30.0F, 1e6F, 3e38F}) {
     ExpectExact<Sm90>({.soft_cap = soft_cap}, kHopper);
   }
+  // Below what has a reciprocal, and scores of 0.
+  ExpectExact<Sm90>({.soft_cap = 1e-40F, .score_spread = 0.0F}, kHopper);
   ExpectExactEverywhere({.block_counts = {0, 2}, .tail_tokens = {0, 0}, .has_sinks = true});
   ExpectExactEverywhere({.head_dim = 256, .has_transform = true});
   ExpectExactEverywhere({.tail_type = ElementType::kFp8E4m3, .query_type = ElementType::kFp32});
