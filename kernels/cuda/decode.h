@@ -86,7 +86,7 @@ struct DeviceLimits {
 // Error of out against exact attention over the dequantized values: at most 2^-9 of the largest
 // |out| for BF16 queries without k_smooth: weights are FP16. Other queries are rounded to FP16
 // after an exact scaling, which moves a score over tiles by up to 2^-11 of the sum of
-// softmax_scale * |query * K|: usual scores stay within the bound, scores in the hundreds do not.
+// softmax_scale * |query * K|: scores of a few units stay within the bound, tens may exceed it.
 // Scores below -10^30 count as hidden. A NaN in a tail token makes the results of the rows that
 // see it NaN. Errors: kInvalidArgument for what the host can see, before anything
 // is launched; kUnavailable if the device is not usable or the launch fails. Thread-safe for
