@@ -2,7 +2,6 @@
 #include "client/include/kvtier/device_kernels.h"
 
 #include <algorithm>
-#include <optional>
 
 #include "client/src/device_kernels_impl.h"
 #include "client/src/kernel_launches.h"
@@ -13,6 +12,8 @@ namespace {
 
 // Tables are arrays of addresses first, of 4 bytes then.
 constexpr uint64_t kTableAlignBytes = 16;
+// As the kernels' BlockEntry says.
+constexpr uint64_t kSlotsMax = (uint64_t{1} << 31) - 1;
 
 uint64_t RoundUp(uint64_t bytes) {
   return (bytes + kTableAlignBytes - 1) / kTableAlignBytes * kTableAlignBytes;
@@ -32,21 +33,31 @@ class DeviceCheck {
                      block_bytes_);
     }
     const int device = on_gpu ? block.device_ordinal : kCpu;
-    if (device_.value_or(device) != device) {
-      return FailedPrecondition("the blocks are on two devices: call once for each");
+    if (has_block_ && device_ != device) {
+      return FailedPrecondition("the blocks are on two devices: Prefetch those on host first");
     }
+    has_block_ = true;
     device_ = device;
     return absl::OkStatus();
   }
 
+  // Blocks on host cannot meet an engine whose rows are on a GPU, which `space` says.
+  absl::Status CheckMeets(const TableSpace& space) const {
+    if (!has_block_ || on_gpu() || space.device == nullptr) return absl::OkStatus();
+    return FailedPrecondition(
+        "the blocks are on host: Prefetch them and acquire them again, or call with pointers to "
+        "this process's memory and no space.device");
+  }
+
   // No block at all is the cpu device's.
-  bool on_gpu() const { return device_.value_or(kCpu) != kCpu; }
+  bool on_gpu() const { return device_ != kCpu; }
 
  private:
   static constexpr int kCpu = -1;
 
   const uint64_t block_bytes_;
-  std::optional<int> device_;
+  bool has_block_ = false;
+  int device_ = kCpu;
 };
 
 absl::Status CheckSpace(const TableSpace& space, uint64_t bytes) {
@@ -79,6 +90,19 @@ absl::Status CheckTransfer(const TransferCall& call) {
   if (call.rows->k == nullptr || call.rows->v == nullptr || call.scales->g_k == nullptr ||
       call.scales->g_v == nullptr) {
     return Invalid("rows or scales are null");
+  }
+  // A GPU's kernels do not know how long the page table is.
+  const KvRows& rows = *call.rows;
+  const uint64_t slot_count =
+      rows.page_tokens == 0
+          ? kSlotsMax
+          : std::min(kSlotsMax, uint64_t{rows.page_table_count} * rows.page_tokens);
+  for (size_t i = 0; i < call.blocks.size(); ++i) {
+    if (call.blocks[i].status != BlockStatus::kOk) continue;
+    const uint64_t end = uint64_t{call.first_slots[i]} + call.shape.block_tokens;
+    if (end > slot_count) {
+      return Invalid("block %d ends at slot %d: the rows have %d slots", i, end, slot_count);
+    }
   }
   return absl::OkStatus();
 }
@@ -149,6 +173,7 @@ absl::Status DeviceKernels::Seal(std::span<const MappedBlock> blocks,
   for (const MappedBlock& block : blocks) {
     if (block.status == BlockStatus::kOk) KVT_RETURN_IF_ERROR(devices.Add(block));
   }
+  KVT_RETURN_IF_ERROR(devices.CheckMeets(space));
   if (!devices.on_gpu()) return SealOnCpu(call, counters);
   const uint64_t table_bytes = TransferTableBytes(blocks.size());
   KVT_RETURN_IF_ERROR(CheckSpace(space, table_bytes));
@@ -170,6 +195,7 @@ absl::Status DeviceKernels::Gather(std::span<const MappedBlock> blocks,
   if (counters == nullptr) return Invalid("counters are null");
   DeviceCheck devices(shape_);
   for (const MappedBlock& block : blocks) KVT_RETURN_IF_ERROR(devices.Add(block));
+  KVT_RETURN_IF_ERROR(devices.CheckMeets(space));
   if (!devices.on_gpu()) return GatherOnCpu(call, counters);
   const uint64_t table_bytes = TransferTableBytes(blocks.size());
   KVT_RETURN_IF_ERROR(CheckSpace(space, table_bytes));
@@ -189,7 +215,8 @@ absl::Status DeviceKernels::Decode(const DecodeStep& step, DeviceStream stream,
   }
   const uint64_t table_bytes = DecodeTableBytes(step.sequences.size(), block_count_max);
   KVT_RETURN_IF_ERROR(CheckSpace(space, table_bytes));
-  if (!devices.on_gpu() && (block_count_max > 0 || space.device == nullptr)) {
+  KVT_RETURN_IF_ERROR(devices.CheckMeets(space));
+  if (!devices.on_gpu() && space.device == nullptr) {
     return DecodeOnCpu(shape_, step, space.host);
   }
   KVT_RETURN_IF_ERROR(CheckGpu(space, table_bytes));

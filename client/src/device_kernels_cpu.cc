@@ -30,7 +30,9 @@ Rows RowsOf(const TransferCall& call, void* data, const float* scales, uint32_t 
                    .first_slot = first_slot};
   }
   rows.data = static_cast<std::byte*>(data) + elements * kernels::ElementBytes(kv.type);
-  if (scales != nullptr) rows.scale = scales[layer_idx * call.shape.kv_head_count + head_idx];
+  if (scales != nullptr && kv.type == kernels::ElementType::kFp8E4m3) {
+    rows.scale = scales[layer_idx * call.shape.kv_head_count + head_idx];
+  }
   return rows;
 }
 

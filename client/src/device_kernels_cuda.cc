@@ -1,17 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <bit>
+#include <cstdint>
 #include <utility>
 
 #include "client/src/device_kernels_impl.h"
 #include "client/src/kernel_launches.h"
 #include "kernels/cuda/blocks.h"
+#include "kernels/cuda/decode_plan.h"
+#include "kernels/cuda/transfer_params.h"
 #include "proto/base/status_util.h"
 
 namespace kvtier::client {
 namespace {
 
 using kernels::cuda::BlockEntry;
+
+// Refuses nothing for its own sake.
+constexpr kernels::cuda::DeviceLimits kAnyDevice{
+    .multiprocessor_count = 1, .shared_bytes_per_block = UINT32_MAX, .copies_bulk = true};
 
 kernels::cuda::Stream Raw(DeviceStream stream) {
   return static_cast<kernels::cuda::Stream>(stream.handle);
@@ -31,21 +38,24 @@ kernels::cuda::DeviceRows RowsOf(const KvRows& kv, void* data, const float* scal
           .scales = scales};
 }
 
-// Builds the entries of the blocks that have a slot and sends them. The copy is enqueued.
-absl::Status SendEntries(const TransferCall& call, DeviceStream stream, const TableSpace& space,
-                         kernels::cuda::DeviceBlocks* blocks) {
+// The blocks that have a slot, as SendEntries will list them.
+kernels::cuda::DeviceBlocks BlocksOf(const TransferCall& call, const TableSpace& space) {
+  const auto count = std::ranges::count(call.blocks, BlockStatus::kOk, &MappedBlock::status);
+  return {.entries = static_cast<const BlockEntry*>(space.device),
+          .entry_count_max = static_cast<uint32_t>(count),
+          .shape = call.shape};
+}
+
+// The copy is enqueued.
+absl::Status SendEntries(const TransferCall& call, DeviceStream stream, const TableSpace& space) {
   auto* const entries = reinterpret_cast<BlockEntry*>(space.host.data());
-  uint32_t count = 0;
+  uint64_t count = 0;
   for (size_t i = 0; i < call.blocks.size(); ++i) {
     if (call.blocks[i].status != BlockStatus::kOk) continue;
     entries[count++] = {.block = PointerTo(call.blocks[i]), .first_slot = call.first_slots[i]};
   }
-  KVT_RETURN_IF_ERROR(FromKernels(GetKernelLaunches()->upload(
-      space.device, space.host.data(), count * sizeof(BlockEntry), Raw(stream))));
-  *blocks = {.entries = static_cast<const BlockEntry*>(space.device),
-             .entry_count_max = count,
-             .shape = call.shape};
-  return absl::OkStatus();
+  return FromKernels(GetKernelLaunches()->upload(space.device, space.host.data(),
+                                                 count * sizeof(BlockEntry), Raw(stream)));
 }
 
 kernels::cuda::DecodeBatchArgs ArgsOf(const kernels::BlockShape& shape, const DecodeStep& step,
@@ -123,29 +133,37 @@ class DecodeTables {
 
 }  // namespace
 
+// What is refused is refused before a copy is enqueued: the caller's tables are free then.
+
 absl::Status SealOnGpu(const TransferCall& call, kernels::cuda::SealCounters* counters,
                        DeviceStream stream, const TableSpace& space) {
-  kernels::cuda::SealBlocksArgs args;
-  KVT_RETURN_IF_ERROR(SendEntries(call, stream, space, &args.blocks));
-  args.k = RowsOf(*call.rows, call.rows->k, call.rows->k_scales);
-  args.v = RowsOf(*call.rows, call.rows->v, call.rows->v_scales);
-  args.pages = {.page_table = call.rows->page_table, .page_tokens = call.rows->page_tokens};
-  args.g_k = call.scales->g_k;
-  args.g_v = call.scales->g_v;
-  args.counters = counters;
+  const kernels::cuda::SealBlocksArgs args{
+      .blocks = BlocksOf(call, space),
+      .k = RowsOf(*call.rows, call.rows->k, call.rows->k_scales),
+      .v = RowsOf(*call.rows, call.rows->v, call.rows->v_scales),
+      .pages = {.page_table = call.rows->page_table, .page_tokens = call.rows->page_tokens},
+      .g_k = call.scales->g_k,
+      .g_v = call.scales->g_v,
+      .counters = counters};
+  kernels::cuda::SealPlan plan;
+  KVT_RETURN_IF_ERROR(FromKernels(PlanSeal(args, &plan)));
+  KVT_RETURN_IF_ERROR(SendEntries(call, stream, space));
   return FromKernels(GetKernelLaunches()->seal(args, Raw(stream)));
 }
 
 absl::Status GatherOnGpu(const TransferCall& call, kernels::cuda::GatherCounters* counters,
                          DeviceStream stream, const TableSpace& space) {
-  kernels::cuda::GatherBlocksArgs args;
-  KVT_RETURN_IF_ERROR(SendEntries(call, stream, space, &args.blocks));
-  args.k = RowsOf(*call.rows, call.rows->k, call.rows->k_scales);
-  args.v = RowsOf(*call.rows, call.rows->v, call.rows->v_scales);
-  args.pages = {.page_table = call.rows->page_table, .page_tokens = call.rows->page_tokens};
-  args.g_k = call.scales->g_k;
-  args.g_v = call.scales->g_v;
-  args.counters = counters;
+  const kernels::cuda::GatherBlocksArgs args{
+      .blocks = BlocksOf(call, space),
+      .k = RowsOf(*call.rows, call.rows->k, call.rows->k_scales),
+      .v = RowsOf(*call.rows, call.rows->v, call.rows->v_scales),
+      .pages = {.page_table = call.rows->page_table, .page_tokens = call.rows->page_tokens},
+      .g_k = call.scales->g_k,
+      .g_v = call.scales->g_v,
+      .counters = counters};
+  kernels::cuda::GatherPlan plan;
+  KVT_RETURN_IF_ERROR(FromKernels(PlanGather(args, &plan)));
+  KVT_RETURN_IF_ERROR(SendEntries(call, stream, space));
   return FromKernels(GetKernelLaunches()->gather(args, Raw(stream)));
 }
 
@@ -153,8 +171,10 @@ absl::Status DecodeOnGpu(const kernels::BlockShape& shape, const DecodeStep& ste
                          size_t block_count_max, DeviceStream stream, const TableSpace& space) {
   kernels::cuda::DecodeBatchArgs args = ArgsOf(shape, step, block_count_max);
   const DecodeTables tables(step.sequences.size(), args.table_stride);
-  tables.Fill(step, shape.block_tokens, space.host);
   tables.Point(space.device, &args);
+  kernels::cuda::DecodePlan plan;
+  KVT_RETURN_IF_ERROR(FromKernels(PlanDecode(args, kAnyDevice, &plan)));
+  tables.Fill(step, shape.block_tokens, space.host);
   KVT_RETURN_IF_ERROR(FromKernels(
       GetKernelLaunches()->upload(space.device, space.host.data(), tables.bytes(), Raw(stream))));
   return FromKernels(GetKernelLaunches()->decode(args, Raw(stream)));

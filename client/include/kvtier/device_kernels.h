@@ -31,7 +31,8 @@ namespace kvtier::client {
 // The engine's K and V, all layers and kv heads, in device memory. The row of slot s of (layer,
 // head) begins layer * layer_stride + head * head_stride + s * token_stride elements after k (or
 // v); with pages, page_table[s / page_tokens] * page_stride + s % page_tokens * token_stride takes
-// the place of the last. On a GPU, addresses and strides are multiples of 16 bytes.
+// the place of the last. Slots are below 2^31. On a GPU, addresses and strides are multiples of 16
+// bytes.
 struct KvRows {
   kernels::ElementType type = kernels::ElementType::kBf16;
   void* k = nullptr;  // Seal only reads them.
@@ -43,7 +44,8 @@ struct KvRows {
   const uint32_t* page_table = nullptr;
   uint32_t page_table_count = 0;
   uint32_t page_tokens = 0;  // 0: no pages.
-  // [layer_count][kv_head_count] or null, which is 1: what FP8 values are multiplied with.
+  // [layer_count][kv_head_count] or null, which is 1: what FP8 values are multiplied with. Not read
+  // for other types.
   const float* k_scales = nullptr;
   const float* v_scales = nullptr;
 };
@@ -56,8 +58,8 @@ struct GlobalScales {
 };
 
 // The caller's memory for the tables of one call. `host` is not changed until the stream has done
-// the call; pinned, so that the call does not wait for its copy. `device` is as large; the cpu
-// device does not use it. Multiples of 16 bytes.
+// the call; pinned, so that the call does not wait for its copy. `device` is as large, and null on
+// the cpu device: it says where the pointers of the call point. Multiples of 16 bytes.
 struct TableSpace {
   std::span<std::byte> host = {};
   void* device = nullptr;
@@ -108,10 +110,13 @@ struct DecodeStep {
 // current device is that of the blocks. On the cpu device the work is done, in the calling thread,
 // when they return: to use more, split the blocks or the batch.
 //
-// Errors of all: INVALID_ARGUMENT (a block without a slot, or one of another size; TableSpace too
-// small; what the kernels refuse), FAILED_PRECONDITION (blocks on two devices: on a full GPU, some
-// of a fill are on host), UNIMPLEMENTED (blocks on a GPU, and kvtier was built without CUDA
-// kernels), UNAVAILABLE (the launch failed). Nothing was begun then.
+// Errors of all: INVALID_ARGUMENT (a block without a slot, or, not on a GPU, one of another size;
+// slots beyond the page table; TableSpace too small; what the kernels refuse), FAILED_PRECONDITION
+// (blocks on two devices, or on host while space.device says that the engine is on a GPU: when hbm
+// is full, fills and leases are on host; Prefetch and acquire again), UNIMPLEMENTED (blocks on a
+// GPU, and kvtier was built without CUDA kernels): nothing was begun then, but that the cpu device
+// finds what its kernels refuse of a tile or a sequence when it comes there, the ones before it
+// being done. UNAVAILABLE: the launch failed; the copy of the tables may be under way.
 class DeviceKernels {
  public:
   // Errors: INVALID_ARGUMENT: `ns` was not opened with `layout`, or its codec is not nvfp4.
