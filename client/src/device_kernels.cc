@@ -2,7 +2,6 @@
 #include "client/include/kvtier/device_kernels.h"
 
 #include <algorithm>
-#include <optional>
 
 #include "client/src/device_kernels_impl.h"
 #include "client/src/kernel_launches.h"
@@ -34,21 +33,31 @@ class DeviceCheck {
                      block_bytes_);
     }
     const int device = on_gpu ? block.device_ordinal : kCpu;
-    if (device_.value_or(device) != device) {
-      return FailedPrecondition("the blocks are on two devices: call once for each");
+    if (has_block_ && device_ != device) {
+      return FailedPrecondition("the blocks are on two devices: Prefetch those on host first");
     }
+    has_block_ = true;
     device_ = device;
     return absl::OkStatus();
   }
 
+  // Blocks on host cannot meet an engine whose rows are on a GPU, which `space` says.
+  absl::Status CheckMeets(const TableSpace& space) const {
+    if (!has_block_ || on_gpu() || space.device == nullptr) return absl::OkStatus();
+    return FailedPrecondition(
+        "the blocks are on host: Prefetch them and acquire them again, or call with pointers to "
+        "this process's memory and no space.device");
+  }
+
   // No block at all is the cpu device's.
-  bool on_gpu() const { return device_.value_or(kCpu) != kCpu; }
+  bool on_gpu() const { return device_ != kCpu; }
 
  private:
   static constexpr int kCpu = -1;
 
   const uint64_t block_bytes_;
-  std::optional<int> device_;
+  bool has_block_ = false;
+  int device_ = kCpu;
 };
 
 absl::Status CheckSpace(const TableSpace& space, uint64_t bytes) {
@@ -164,6 +173,7 @@ absl::Status DeviceKernels::Seal(std::span<const MappedBlock> blocks,
   for (const MappedBlock& block : blocks) {
     if (block.status == BlockStatus::kOk) KVT_RETURN_IF_ERROR(devices.Add(block));
   }
+  KVT_RETURN_IF_ERROR(devices.CheckMeets(space));
   if (!devices.on_gpu()) return SealOnCpu(call, counters);
   const uint64_t table_bytes = TransferTableBytes(blocks.size());
   KVT_RETURN_IF_ERROR(CheckSpace(space, table_bytes));
@@ -185,6 +195,7 @@ absl::Status DeviceKernels::Gather(std::span<const MappedBlock> blocks,
   if (counters == nullptr) return Invalid("counters are null");
   DeviceCheck devices(shape_);
   for (const MappedBlock& block : blocks) KVT_RETURN_IF_ERROR(devices.Add(block));
+  KVT_RETURN_IF_ERROR(devices.CheckMeets(space));
   if (!devices.on_gpu()) return GatherOnCpu(call, counters);
   const uint64_t table_bytes = TransferTableBytes(blocks.size());
   KVT_RETURN_IF_ERROR(CheckSpace(space, table_bytes));
@@ -204,7 +215,8 @@ absl::Status DeviceKernels::Decode(const DecodeStep& step, DeviceStream stream,
   }
   const uint64_t table_bytes = DecodeTableBytes(step.sequences.size(), block_count_max);
   KVT_RETURN_IF_ERROR(CheckSpace(space, table_bytes));
-  if (!devices.on_gpu() && (block_count_max > 0 || space.device == nullptr)) {
+  KVT_RETURN_IF_ERROR(devices.CheckMeets(space));
+  if (!devices.on_gpu() && space.device == nullptr) {
     return DecodeOnCpu(shape_, step, space.host);
   }
   KVT_RETURN_IF_ERROR(CheckGpu(space, table_bytes));

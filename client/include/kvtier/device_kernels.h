@@ -58,8 +58,8 @@ struct GlobalScales {
 };
 
 // The caller's memory for the tables of one call. `host` is not changed until the stream has done
-// the call; pinned, so that the call does not wait for its copy. `device` is as large; the cpu
-// device does not use it. Multiples of 16 bytes.
+// the call; pinned, so that the call does not wait for its copy. `device` is as large, and null on
+// the cpu device: it says where the pointers of the call point. Multiples of 16 bytes.
 struct TableSpace {
   std::span<std::byte> host = {};
   void* device = nullptr;
@@ -112,7 +112,8 @@ struct DecodeStep {
 //
 // Errors of all: INVALID_ARGUMENT (a block without a slot, or, not on a GPU, one of another size;
 // slots beyond the page table; TableSpace too small; what the kernels refuse), FAILED_PRECONDITION
-// (blocks on two devices: on a full GPU, some of a fill are on host), UNIMPLEMENTED (blocks on a
+// (blocks on two devices, or on host while space.device says that the engine is on a GPU: when hbm
+// is full, fills and leases are on host; Prefetch and acquire again), UNIMPLEMENTED (blocks on a
 // GPU, and kvtier was built without CUDA kernels): nothing was begun then, but that the cpu device
 // finds what its kernels refuse of a tile or a sequence when it comes there, the ones before it
 // being done. UNAVAILABLE: the launch failed; the copy of the tables may be under way.
