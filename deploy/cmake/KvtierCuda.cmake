@@ -31,11 +31,15 @@ if(KVTIER_CUDA_FOUND)
   message(STATUS "CUDA: ${CUDAToolkit_VERSION}, headers in ${KVTIER_CUDA_INCLUDE_DIR}, "
                  "compiler ${KVTIER_NVCC}")
 else()
+  # An earlier configuration of this folder may have found one.
+  unset(KVTIER_NVCC CACHE)
   message(STATUS "CUDA: not used (KVTIER_CUDA=${KVTIER_CUDA})")
 endif()
 
 # Every architecture, as machine code and without PTX: nothing is compiled when a kernel is loaded.
-set(KVTIER_CUDA_ARCHITECTURES 80 86 89 90a 100a 103a 120a)
+# A build for one machine may name only that machine's; cuda_machine_code_test wants all.
+set(KVTIER_CUDA_ARCHITECTURES "80;86;89;90a;100a;103a;120a" CACHE STRING
+    "Architectures that device code is compiled for, as nvcc names them")
 
 # kvtier_add_cuda_library(name SOURCES files.cu... [PUBLIC libs...] [LAYER layer])
 # A static library as kvtier_add_library makes it, from sources that nvcc compiles for all of
