@@ -180,7 +180,9 @@ NvmeStats StripedTier::Stats() const {
   for (const Drive& drive : drives_) {
     if (drive.tier == nullptr) continue;
     const NvmeStats stats = drive.tier->Stats();
-    if (total.io_engine.empty() || stats.io_engine == "pread") total.io_engine = stats.io_engine;
+    if (total.io_engine.empty() || stats.io_engine.starts_with("pread")) {
+      total.io_engine = stats.io_engine;
+    }
     total.is_direct = total.is_direct && stats.is_direct;
     total.segment_bytes = std::max(total.segment_bytes, stats.segment_bytes);
     total.segment_count += stats.segment_count;
