@@ -51,12 +51,29 @@ TEST(GpuSuite, WritesWhatFailed) {
   suite.Begin("one");
   EXPECT_FALSE(suite.Expect(false, "a \\ and a \" fail"));
   suite.AddBenchmark("speed", 0.5, "of light", "");
+  EXPECT_EQ(suite.missed_must_count(), 0U);
+  suite.AddBenchmark("slow", 0.5, "of light", "", 0.6);
+  suite.AddBenchmark("fast", 0.7, "of light", "", 0.6);
+  EXPECT_EQ(suite.missed_must_count(), 1U);
   EXPECT_FALSE(suite.ok());
   const std::string json = suite.ToJson();
   EXPECT_NE(json.find(R"("status": "failed")"), std::string::npos) << json;
   EXPECT_NE(json.find(R"("card": "emulated \"GPU\"")"), std::string::npos) << json;
   EXPECT_NE(json.find(R"("first_failure": "a \\ and a \" fail")"), std::string::npos) << json;
   EXPECT_NE(json.find(R"("value": 0.5)"), std::string::npos) << json;
+  EXPECT_NE(json.find(R"("must": 0.6, "met": false)"), std::string::npos) << json;
+  EXPECT_NE(json.find(R"("must": 0.6, "met": true)"), std::string::npos) << json;
+  EXPECT_NE(json.find(R"("missed_musts": 1)"), std::string::npos) << json;
+}
+
+TEST(GpuSuite, CannotPassAfterAnEarlierFailure) {
+  Suite suite({.name = "GPU"}, {.earlier_failure = "memcheck failed"});
+  suite.Begin("one");
+  EXPECT_TRUE(suite.Expect(true, ""));
+  EXPECT_FALSE(suite.ok());
+  const std::string json = suite.ToJson();
+  EXPECT_NE(json.find(R"("status": "failed")"), std::string::npos) << json;
+  EXPECT_NE(json.find(R"("reason": "memcheck failed")"), std::string::npos) << json;
 }
 
 }  // namespace

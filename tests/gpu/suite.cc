@@ -23,6 +23,12 @@ std::string Quoted(const std::string& text) {
   return result + "\"";
 }
 
+std::string Number(double value) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.6g", value);
+  return text;
+}
+
 std::string Now() {
   const std::time_t now = std::time(nullptr);
   std::tm utc{};
@@ -54,26 +60,40 @@ bool Suite::Expect(bool is_true, const std::string& what) {
 }
 
 void Suite::AddBenchmark(const std::string& name, double value, const std::string& unit,
-                         const std::string& detail) {
-  std::printf("%-40s %10.3f %s  %s\n", name.c_str(), value, unit.c_str(), detail.c_str());
+                         const std::string& detail, std::optional<double> must) {
+  const Benchmark& benchmark = benchmarks_.emplace_back(Benchmark{name, value, unit, detail, must});
+  std::printf("%-40s %10.3f %s  %s", name.c_str(), value, unit.c_str(), detail.c_str());
+  if (must.has_value()) {
+    std::printf(", must %s: %s", Number(*must).c_str(), benchmark.IsMet() ? "met" : "MISSED");
+  }
+  std::printf("\n");
   std::fflush(stdout);
-  benchmarks_.push_back({name, value, unit, detail});
 }
 
 bool Suite::ok() const {
-  return std::all_of(checks_.begin(), checks_.end(),
+  return options_.earlier_failure.empty() &&
+         std::all_of(checks_.begin(), checks_.end(),
                      [](const Check& check) { return check.failure_count == 0; });
 }
 
+uint64_t Suite::missed_must_count() const {
+  return static_cast<uint64_t>(
+      std::count_if(benchmarks_.begin(), benchmarks_.end(),
+                    [](const Benchmark& benchmark) { return !benchmark.IsMet(); }));
+}
+
 std::string Suite::ToJson() const {
-  std::string json = std::string("{\n  \"status\": ") + (ok() ? "\"passed\"" : "\"failed\"") +
-                     ",\n  \"card\": " + Quoted(device_.name) + ",\n  \"compute_capability\": \"" +
-                     std::to_string(device_.major) + "." + std::to_string(device_.minor) +
-                     "\",\n  \"driver\": " + Quoted(Version(device_.driver_version)) +
-                     ",\n  \"runtime\": " + Quoted(Version(device_.runtime_version)) +
-                     ",\n  \"date\": " + Quoted(Now()) +
-                     ",\n  \"compute_sanitizer\": " + Quoted(options_.compute_sanitizer) +
-                     ",\n  \"checks\": [";
+  std::string json =
+      std::string("{\n  \"status\": ") + (ok() ? "\"passed\"" : "\"failed\"") +
+      (options_.earlier_failure.empty() ? std::string()
+                                        : ",\n  \"reason\": " + Quoted(options_.earlier_failure)) +
+      ",\n  \"missed_musts\": " + std::to_string(missed_must_count()) +
+      ",\n  \"card\": " + Quoted(device_.name) + ",\n  \"compute_capability\": \"" +
+      std::to_string(device_.major) + "." + std::to_string(device_.minor) +
+      "\",\n  \"driver\": " + Quoted(Version(device_.driver_version)) +
+      ",\n  \"runtime\": " + Quoted(Version(device_.runtime_version)) +
+      ",\n  \"date\": " + Quoted(Now()) +
+      ",\n  \"compute_sanitizer\": " + Quoted(options_.compute_sanitizer) + ",\n  \"checks\": [";
   const char* separator = "\n";
   for (const Check& check : checks_) {
     json += separator;
@@ -87,12 +107,14 @@ std::string Suite::ToJson() const {
   json += "\n  ],\n  \"benchmarks\": [";
   separator = "\n";
   for (const Benchmark& benchmark : benchmarks_) {
-    char value[32];
-    std::snprintf(value, sizeof(value), "%.6g", benchmark.value);
     json += separator;
-    json += "    {\"name\": " + Quoted(benchmark.name) + ", \"value\": " + value +
-            ", \"unit\": " + Quoted(benchmark.unit) + ", \"detail\": " + Quoted(benchmark.detail) +
-            "}";
+    json += "    {\"name\": " + Quoted(benchmark.name) + ", \"value\": " + Number(benchmark.value) +
+            ", \"unit\": " + Quoted(benchmark.unit) + ", \"detail\": " + Quoted(benchmark.detail);
+    if (benchmark.must.has_value()) {
+      json += ", \"must\": " + Number(*benchmark.must) +
+              ", \"met\": " + (benchmark.IsMet() ? "true" : "false");
+    }
+    json += "}";
     separator = ",\n";
   }
   return json + "\n  ]\n}\n";

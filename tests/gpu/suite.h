@@ -3,6 +3,7 @@
 #define KVTIER_TESTS_GPU_SUITE_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,8 @@ struct Options {
   bool is_sanitized = false;  // Under compute-sanitizer: few and small cases, no benchmarks.
   bool has_benchmarks = true;
   std::string compute_sanitizer = "not run";  // What it said, for the JSON.
+  // What failed before this run, in a run of its own; not empty: this one cannot pass.
+  std::string earlier_failure = "";
 };
 
 // Collects what checks and benchmarks say. Single-thread.
@@ -39,10 +42,13 @@ class Suite {
   bool Expect(bool is_true, const std::string& what);
   void AddCases(uint64_t count) { checks_.back().case_count += count; }
 
+  // `must`: the least value that docs/kernels-cuda.md asks for, if it names one. Missing it is
+  // reported, and is no failure: what is wrong and what is slow are told apart.
   void AddBenchmark(const std::string& name, double value, const std::string& unit,
-                    const std::string& detail);
+                    const std::string& detail, std::optional<double> must = std::nullopt);
 
   bool ok() const;
+  uint64_t missed_must_count() const;
   std::string ToJson() const;
 
  private:
@@ -57,6 +63,9 @@ class Suite {
     double value = 0;
     std::string unit;
     std::string detail;
+    std::optional<double> must;
+
+    bool IsMet() const { return !must.has_value() || value >= *must; }
   };
 
   Device device_;

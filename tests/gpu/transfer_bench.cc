@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
+#include <optional>
 #include <random>
 #include <span>
 #include <string>
@@ -116,16 +119,20 @@ class Workload {
   DeviceArray<uint32_t> counters_;
 };
 
-void AddRow(Suite* suite, const std::string& name, double bytes, double seconds, double copy) {
+void AddRow(Suite* suite, const std::string& name, double bytes, double seconds, double copy,
+            std::optional<double> must) {
   const double rate = bytes / seconds;
   suite->AddBenchmark(
       name, rate / copy, "of copy bandwidth",
-      std::to_string(rate * 1e-9) + " GB/s, " + std::to_string(seconds * 1e6) + " us");
+      std::to_string(rate * 1e-9) + " GB/s, " + std::to_string(seconds * 1e6) + " us", must);
 }
 
 }  // namespace
 
 void BenchmarkTransfers(Suite* suite) {
+  // What docs/kernels-cuda.md asks for; it names nothing for gathering to FP8.
+  constexpr double kSealMust = 0.6;
+  constexpr double kGatherBf16Must = 0.7;
   const double copy = CopyBytesPerSecond();
   suite->AddBenchmark("copy", copy * 1e-9, "GB/s", "512 MiB within the device, read and written");
   for (const ElementType type : {ElementType::kBf16, ElementType::kFp8E4m3}) {
@@ -134,11 +141,12 @@ void BenchmarkTransfers(Suite* suite) {
     const double seal = SecondsOf(20, [&](cudaStream_t stream) {
       if (!SealBlocks(workload.SealArgs(), stream).ok()) std::abort();
     });
-    AddRow(suite, "seal from " + name + ", T 64, d 128", workload.Bytes(), seal, copy);
+    AddRow(suite, "seal from " + name + ", T 64, d 128", workload.Bytes(), seal, copy, kSealMust);
     const double gather = SecondsOf(20, [&](cudaStream_t stream) {
       if (!GatherBlocks(workload.GatherArgs(), stream).ok()) std::abort();
     });
-    AddRow(suite, "gather to " + name + ", T 64, d 128", workload.Bytes(), gather, copy);
+    AddRow(suite, "gather to " + name + ", T 64, d 128", workload.Bytes(), gather, copy,
+           type == ElementType::kBf16 ? std::optional(kGatherBf16Must) : std::nullopt);
   }
 }
 
