@@ -43,6 +43,11 @@ constexpr uint64_t kFirstIdMask = (1ULL << 62) - 1;
 // Of the time to stop: what closing sockets and tiers may take.
 constexpr uint64_t kCloseMsMax = 1000;
 
+// The engine without the reason why it is not a better one: "pread, without io_uring: ...".
+std::string NameOf(const std::string& io_engine) {
+  return io_engine.substr(0, io_engine.find(','));
+}
+
 NvmeIoEngine ParseIoEngine(const std::string& name) {
   if (name == "io_uring") return NvmeIoEngine::kIoUring;
   if (name == "pread") return NvmeIoEngine::kPread;
@@ -324,7 +329,7 @@ absl::Status Daemon::Listen() {
   admin_service_ = std::make_unique<AdminService>(
       AdminService::Options{.epoch = epoch_,
                             .device = config_.hbm_device.device,
-                            .io_engine = nvme_ == nullptr ? "" : nvme_->Stats().io_engine},
+                            .io_engine = nvme_ == nullptr ? "" : NameOf(nvme_->Stats().io_engine)},
       store_.get(), &tenants_);
   grpc::EnableDefaultHealthCheckService(true);
   KVT_ASSIGN_OR_RETURN(
