@@ -2,6 +2,7 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <string>
+#include <vector>
 
 #include "client/ctl/commands.h"
 #include "client/ctl/eval_command.h"
@@ -299,6 +300,13 @@ int Main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
+    // CLI11 would say that a command is missing, and not which word is none.
+    const std::vector<std::string> rest = app.remaining();
+    if (error.get_name() == "RequiredError" && app.get_subcommands().empty() && !rest.empty()) {
+      std::fprintf(stderr, "kvtierctl: no command \"%s\"; --help lists them\n",
+                   rest.front().c_str());
+      return static_cast<int>(ExitCode::kUsage);
+    }
     return app.exit(error) == 0 ? 0 : static_cast<int>(ExitCode::kUsage);
   }
   const absl::Status status = RunCommand(app, line);

@@ -134,6 +134,12 @@ std::string BytesText(double bytes) {
   return bytes >= 0x1p30 ? UnitText(bytes, 0x1p30, "GiB") : UnitText(bytes, 0x1p20, "MiB");
 }
 
+// Whole bytes. 0 is what nobody asked for: null.
+nlohmann::ordered_json BytesOrNull(double bytes) {
+  return bytes > 0 ? nlohmann::ordered_json(static_cast<uint64_t>(std::llround(bytes)))
+                   : nlohmann::ordered_json();
+}
+
 template <typename Value>
 nlohmann::ordered_json OrNull(const std::optional<Value>& value) {
   return value.has_value() ? nlohmann::ordered_json(*value) : nlohmann::ordered_json();
@@ -284,19 +290,19 @@ nlohmann::ordered_json PlanJson(const Plan& plan) {
   for (const PlanRow& row : plan.rows) {
     rows.push_back({{"codec", row.codec},
                     {"bits_per_value", row.bits_per_value},
-                    {"token_bytes", row.token_bytes},
-                    {"context_bytes", row.context_bytes},
+                    {"token_bytes", BytesOrNull(row.token_bytes)},
+                    {"context_bytes", BytesOrNull(row.context_bytes)},
                     {"ideal_contexts", row.ideal_contexts},
                     {"practical_contexts", OrNull(row.practical_contexts)},
                     {"host_contexts", OrNull(row.host_contexts)},
                     {"nvme_contexts", OrNull(row.nvme_contexts)},
-                    {"total_bytes", row.total_bytes},
+                    {"total_bytes", BytesOrNull(row.total_bytes)},
                     {"total_cards", OrNull(row.total_cards)},
                     {"step_seconds", OrNull(row.step_seconds)}});
   }
   return {{"layer_count", input.layer_count},     {"kv_head_count", input.kv_head_count},
           {"head_dim", input.head_dim},           {"context_tokens", input.context_tokens},
-          {"card_count", input.card_count},       {"kv_bytes", plan.kv_bytes},
+          {"card_count", input.card_count},       {"kv_bytes", BytesOrNull(plan.kv_bytes)},
           {"step_contexts", input.step_contexts}, {"rows", std::move(rows)}};
 }
 

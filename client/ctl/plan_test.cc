@@ -179,8 +179,12 @@ TEST(PlanTest, PrintsOnlyWhatWasAskedFor) {
   EXPECT_THAT(PlanText(PlanOf(Small())), HasSubstr("12.5 ms"));
   const nlohmann::ordered_json json = PlanJson(PlanOf(Large()));
   EXPECT_EQ(json["rows"][2]["codec"], "nvfp4");
-  EXPECT_EQ(json["rows"][2]["token_bytes"], 92'160.0);
+  EXPECT_EQ(json["rows"][2]["token_bytes"].dump(), "92160");
   EXPECT_TRUE(json["rows"][2]["step_seconds"].is_null());
+  const nlohmann::ordered_json bare_json =
+      PlanJson(PlanOf({.layer_count = 80, .kv_head_count = 8, .head_dim = 128}));
+  EXPECT_TRUE(bare_json["kv_bytes"].is_null());
+  EXPECT_TRUE(bare_json["rows"][2]["total_bytes"].is_null());
 }
 
 }  // namespace
