@@ -323,11 +323,10 @@ absl::Status LookUp(void* library, const std::string& path, Functions& cuda) {
 absl::StatusOr<std::unique_ptr<CudaDriver>> OpenCudaDriver(const std::string& library) {
   void* const handle = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) {
-    const char* const reason = dlerror();
+    const char* const reason = dlerror();  // Names the library.
     return FailedPrecondition(
-        "%s not found (%s): install the NVIDIA driver and let this process see it, or use the cpu "
-        "device",
-        library, reason == nullptr ? "no reason given" : reason);
+        "%s: install the NVIDIA driver and let this process see it, or set hbm.device=cpu",
+        reason == nullptr ? library.c_str() : reason);
   }
   Functions cuda;
   KVT_RETURN_IF_ERROR(LookUp(handle, library, cuda));
