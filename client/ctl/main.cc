@@ -57,7 +57,10 @@ constexpr const char* kSimulateFooter = R"(
 Examples:
   kvtierctl simulate agents.jsonl.xz
   kvtierctl simulate agents.jsonl.xz --hints --what-if curve.svg
-  kvtierctl simulate agents.jsonl.xz --sizes 512GiB --codec bf16,fp8,nvfp4 --concurrency 8,16,32)";
+  kvtierctl simulate agents.jsonl.xz --sizes 512GiB --codec bf16,fp8,nvfp4 --concurrency 8,16,32
+
+A line of TRACE is a request, {"timestamp": 1500, "hash_ids": [0, 1, 2]}: ms from the start, and the
+prompt's blocks in order. Optional: "input_length" (tokens), "session", "api" (ms of work).)";
 
 // What the command line says.
 struct CommandLine {
