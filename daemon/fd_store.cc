@@ -54,9 +54,9 @@ absl::Status SystemdFdStore::Forget(const std::string& name) {
   return NotifySystemd("FDSTOREREMOVE=1\nFDNAME=" + name);
 }
 
-std::vector<KeptFd> SystemdFdStore::TakeKept() {
+absl::StatusOr<std::vector<KeptFd>> SystemdFdStore::TakeKept() {
   absl::MutexLock lock(&mutex_);
-  return std::exchange(started_, {});
+  return std::exchange(started_, std::vector<KeptFd>());
 }
 
 }  // namespace kvtier

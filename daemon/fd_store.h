@@ -6,6 +6,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "tiers/memory/segment_keeper.h"
 
@@ -28,7 +29,7 @@ class SystemdFdStore final : public SegmentKeeper {
   // systemd does not say whether it has room: a descriptor beyond its limit is dropped.
   absl::Status Keep(const std::string& name, int fd) override;
   absl::Status Forget(const std::string& name) override;
-  std::vector<KeptFd> TakeKept() override;
+  absl::StatusOr<std::vector<KeptFd>> TakeKept() override;
 
  private:
   absl::Mutex mutex_;

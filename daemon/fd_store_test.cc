@@ -87,9 +87,9 @@ TEST_F(FdStoreTest, TakesWhatItWasStartedWithAndLeavesTheRest) {
   EXPECT_NE(fcntl(kFirst, F_GETFD) & FD_CLOEXEC, 0);
   {
     SystemdFdStore store(std::move(started));
-    const std::vector<KeptFd> taken = store.TakeKept();
+    const std::vector<KeptFd> taken = *store.TakeKept();
     EXPECT_EQ(taken.size(), 2u);
-    EXPECT_TRUE(store.TakeKept().empty()) << "each once";
+    EXPECT_TRUE(store.TakeKept()->empty()) << "each once";
     close(taken[0].fd);
     SystemdFdStore unwanted({taken[1]});
   }

@@ -18,13 +18,12 @@
 #include <optional>
 #include <utility>
 
+#include "daemon/log.h"
 #include "daemon/monotonic.h"
 #include "proto/base/status_util.h"
 
 namespace kvtier {
 namespace {
-
-constexpr int kAnswerTimeoutMs = 1000;
 
 std::string SocketPath(const std::string& run_dir) { return run_dir + "/holder.sock"; }
 
@@ -77,14 +76,24 @@ class Holder {
     if (uid.ok() && *uid == geteuid()) daemon_ = std::move(peer);
   }
 
-  // False: the daemon is gone, or is none.
+  // False: the daemon is gone, and all it said was heard.
   bool AnswerOne() {
     HolderMessage request;
     UniqueFd fd;
-    const absl::StatusOr<size_t> got =
-        ReceiveWithFd(daemon_.get(), std::as_writable_bytes(std::span(&request, 1)), &fd);
+    const auto receive = [&] {
+      return ReceiveWithFd(daemon_.get(), std::as_writable_bytes(std::span(&request, 1)), &fd);
+    };
+    absl::StatusOr<size_t> got = receive();
+    // The kernel says once, before what is left to read, that a daemon died with answers unread.
+    if (!got.ok()) got = receive();
     if (!got.ok() || *got == 0) return false;
-    if (*got != sizeof(request)) return Reply(HolderStatus::kBadRequest);
+    Answer(*got, request, std::move(fd));
+    return true;
+  }
+
+  // To a daemon that is gone nothing is sent, but what it said counts.
+  void Answer(size_t request_bytes, const HolderMessage& request, UniqueFd fd) {
+    if (request_bytes != sizeof(request)) return Reply(HolderStatus::kBadRequest);
     if (request.version != kHolderWireVersion) return Reply(HolderStatus::kVersionMismatch);
     if (request.name.back() != '\0') return Reply(HolderStatus::kBadRequest);
     switch (static_cast<HolderRequestKind>(request.kind)) {
@@ -97,17 +106,17 @@ class Holder {
         return Reply(HolderStatus::kOk);
       case HolderRequestKind::kTake:
         for (const auto& [name, held] : held_) {
-          if (!Reply(HolderStatus::kOk, name, held.get())) return false;
+          Reply(HolderStatus::kOk, name, held.get());
         }
         return Reply(HolderStatus::kOk);
     }
     return Reply(HolderStatus::kBadRequest);
   }
 
-  bool Reply(HolderStatus status, const std::string& name = "",
+  void Reply(HolderStatus status, const std::string& name = "",
              std::optional<int> fd = std::nullopt) {
     const HolderMessage message = MakeMessage(static_cast<uint32_t>(status), name);
-    return SendWithFd(daemon_.get(), std::as_bytes(std::span(&message, 1)), fd).ok();
+    SendWithFd(daemon_.get(), std::as_bytes(std::span(&message, 1)), fd).IgnoreError();
   }
 
   const UniqueFd listener_;
@@ -115,10 +124,11 @@ class Holder {
   std::multimap<std::string, UniqueFd> held_;
 };
 
-absl::StatusOr<UniqueFd> ConnectTo(const std::string& path) {
-  auto connection = ConnectSeqpacket(path);
+absl::StatusOr<UniqueFd> ConnectTo(const HolderClient::Options& options) {
+  auto connection = ConnectSeqpacket(SocketPath(options.run_dir));
   if (!connection.ok()) return connection;
-  const timeval timeout{.tv_sec = kAnswerTimeoutMs / 1000, .tv_usec = 0};
+  const timeval timeout{.tv_sec = options.answer_timeout_ms / 1000,
+                        .tv_usec = options.answer_timeout_ms % 1000 * 1000};
   setsockopt(connection->get(), SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof(timeout));
   return connection;
 }
@@ -154,14 +164,13 @@ absl::Status StartHolder(const HolderClient::Options& options) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<HolderClient>> HolderClient::Connect(const Options& options) {
-  const std::string path = SocketPath(options.run_dir);
-  auto connection = ConnectTo(path);
+  auto connection = ConnectTo(options);
   if (!connection.ok()) {
     KVT_RETURN_IF_ERROR(StartHolder(options));
-    connection = ConnectTo(path);
+    connection = ConnectTo(options);
   }
   if (!connection.ok()) return Unavailable("holder: %s", connection.status().message());
-  return std::unique_ptr<HolderClient>(new HolderClient(std::move(connection).value()));
+  return std::unique_ptr<HolderClient>(new HolderClient(options, std::move(connection).value()));
 }
 
 absl::Status HolderClient::Send(HolderRequestKind kind, const std::string& name,
@@ -171,7 +180,7 @@ absl::Status HolderClient::Send(HolderRequestKind kind, const std::string& name,
 }
 
 absl::StatusOr<HolderMessage> HolderClient::Receive(UniqueFd* fd) {
-  if (!WaitReadable(connection_.get(), kAnswerTimeoutMs)) {
+  if (!WaitReadable(connection_.get(), static_cast<int>(options_.answer_timeout_ms))) {
     return Unavailable("the holder does not answer");
   }
   HolderMessage message;
@@ -186,12 +195,35 @@ absl::StatusOr<HolderMessage> HolderClient::Receive(UniqueFd* fd) {
   return message;
 }
 
+void HolderClient::Reconnect() {
+  connection_.Reset();
+  // Only this process starts holders here: whoever listens is the one that has our descriptors.
+  auto connection = ConnectTo(options_);
+  if (connection.ok()) connection_ = std::move(connection).value();
+}
+
+absl::Status HolderClient::Fail(absl::Status status) {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (std::exchange(failed_, true)) return status;
+  }
+  Log(LogLevel::kWarning, "host memory may not outlive this process",
+      {{"error", FromAbsl(status.message())}});
+  return status;
+}
+
 absl::Status HolderClient::Call(HolderRequestKind kind, const std::string& name,
                                 std::optional<int> fd) {
-  absl::MutexLock lock(&mutex_);
-  KVT_RETURN_IF_ERROR(Send(kind, name, fd));
-  UniqueFd nothing;
-  return Receive(&nothing).status();
+  absl::Status status;
+  {
+    absl::MutexLock lock(&mutex_);
+    status = Send(kind, name, fd);
+    UniqueFd nothing;
+    if (status.ok()) status = Receive(&nothing).status();
+    if (status.ok()) return status;
+    Reconnect();
+  }
+  return Fail(std::move(status));
 }
 
 absl::Status HolderClient::Keep(const std::string& name, int fd) {
@@ -202,16 +234,32 @@ absl::Status HolderClient::Forget(const std::string& name) {
   return Call(HolderRequestKind::kForget, name, std::nullopt);
 }
 
-std::vector<KeptFd> HolderClient::TakeKept() {
-  absl::MutexLock lock(&mutex_);
-  std::vector<KeptFd> kept;
-  if (!Send(HolderRequestKind::kTake, "", std::nullopt).ok()) return kept;
+absl::StatusOr<std::vector<KeptFd>> HolderClient::ReceiveKept() {
+  KVT_RETURN_IF_ERROR(Send(HolderRequestKind::kTake, "", std::nullopt));
+  std::vector<std::pair<std::string, UniqueFd>> received;
   while (true) {
     UniqueFd fd;
-    const absl::StatusOr<HolderMessage> message = Receive(&fd);
-    if (!message.ok() || !fd.valid()) return kept;
-    kept.push_back({.name = NameOf(*message), .fd = fd.Release()});
+    KVT_ASSIGN_OR_RETURN(const HolderMessage message, Receive(&fd));
+    std::string name = NameOf(message);
+    if (name.empty()) break;
+    // One more than this process may have.
+    if (!fd.valid()) return Unavailable("the descriptor of %s did not arrive", name);
+    received.emplace_back(std::move(name), std::move(fd));
   }
+  std::vector<KeptFd> kept;
+  for (auto& [name, fd] : received) kept.push_back({.name = name, .fd = fd.Release()});
+  return kept;
+}
+
+absl::StatusOr<std::vector<KeptFd>> HolderClient::TakeKept() {
+  absl::StatusOr<std::vector<KeptFd>> kept;
+  {
+    absl::MutexLock lock(&mutex_);
+    kept = ReceiveKept();
+    if (!kept.ok()) Reconnect();
+  }
+  if (!kept.ok()) return Fail(kept.status());
+  return kept;
 }
 
 int RunHolder(const std::string& run_dir, uint32_t hold_seconds) {

@@ -7,7 +7,9 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -40,13 +42,17 @@ struct HolderMessage {
 };
 static_assert(sizeof(HolderMessage) == 72);
 
-// The daemon's side. Thread-safe; calls wait for the holder's answer, a second at most.
+// The daemon's side. Thread-safe; calls wait for the holder's answer. After a failure it connects
+// anew, so that a late answer is never taken for the next one's; if there is no holder any more,
+// every call fails.
 class HolderClient final : public SegmentKeeper {
  public:
   struct Options {
     std::string run_dir;
     // How long the holder keeps what it has while no daemon is connected.
     uint32_t hold_seconds = 600;
+    // How long a call waits for the holder.
+    uint32_t answer_timeout_ms = 5000;
     // The program that is started with --hold when there is no holder.
     std::string program = "/proc/self/exe";
   };
@@ -57,17 +63,25 @@ class HolderClient final : public SegmentKeeper {
 
   absl::Status Keep(const std::string& name, int fd) override;
   absl::Status Forget(const std::string& name) override;
-  std::vector<KeptFd> TakeKept() override;
+  absl::StatusOr<std::vector<KeptFd>> TakeKept() override;
 
  private:
-  explicit HolderClient(UniqueFd connection) : connection_(std::move(connection)) {}
+  HolderClient(Options options, UniqueFd connection)
+      : options_(std::move(options)), connection_(std::move(connection)) {}
   absl::Status Call(HolderRequestKind kind, const std::string& name, std::optional<int> fd);
   absl::Status Send(HolderRequestKind kind, const std::string& name, std::optional<int> fd)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<HolderMessage> Receive(UniqueFd* fd) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<std::vector<KeptFd>> ReceiveKept() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Says the first failure in the log. Returns `status`.
+  absl::Status Fail(absl::Status status) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Reconnect() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
+  const Options options_;
   absl::Mutex mutex_;
-  const UniqueFd connection_ ABSL_GUARDED_BY(mutex_);
+  // Invalid: the holder is gone.
+  UniqueFd connection_ ABSL_GUARDED_BY(mutex_);
+  bool failed_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 // The holder itself. Listens, goes into the background (the calling process ends with status 0 when

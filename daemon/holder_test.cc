@@ -10,6 +10,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -22,9 +27,12 @@ namespace {
 class HolderTest : public testing::Test {
  protected:
   // A second after the last daemon is gone, it ends: no test leaves one behind for long.
-  std::unique_ptr<HolderClient> Connect(uint32_t hold_seconds = 1) {
-    auto client = HolderClient::Connect(
-        {.run_dir = folder_.path(), .hold_seconds = hold_seconds, .program = KVTIERD_PATH});
+  std::unique_ptr<HolderClient> Connect(uint32_t hold_seconds = 1,
+                                        uint32_t answer_timeout_ms = 10'000) {
+    auto client = HolderClient::Connect({.run_dir = folder_.path(),
+                                         .hold_seconds = hold_seconds,
+                                         .answer_timeout_ms = answer_timeout_ms,
+                                         .program = KVTIERD_PATH});
     EXPECT_TRUE(client.ok()) << client.status();
     return client.ok() ? std::move(client).value() : nullptr;
   }
@@ -32,7 +40,9 @@ class HolderTest : public testing::Test {
   // Names and contents of what the holder has.
   static std::vector<std::string> Contents(HolderClient& client) {
     std::vector<std::string> contents;
-    for (const KeptFd& kept : client.TakeKept()) {
+    const auto all = client.TakeKept();
+    EXPECT_TRUE(all.ok()) << all.status();
+    for (const KeptFd& kept : all.ok() ? *all : std::vector<KeptFd>()) {
       std::array<char, 16> text{};
       EXPECT_GT(pread(kept.fd, text.data(), text.size(), 0), 0);
       close(kept.fd);
@@ -52,7 +62,7 @@ class HolderTest : public testing::Test {
 TEST_F(HolderTest, KeepsDescriptorsFromOneDaemonToTheNext) {
   auto first = Connect();
   ASSERT_NE(first, nullptr);
-  EXPECT_TRUE(first->TakeKept().empty());
+  EXPECT_TRUE(first->TakeKept()->empty());
   EXPECT_TRUE(first->Keep("a", File("1").get()).ok());
   EXPECT_TRUE(first->Keep("b", File("2").get()).ok());
   EXPECT_TRUE(first->Keep("b", File("3").get()).ok());
@@ -70,6 +80,63 @@ TEST_F(HolderTest, KeepsDescriptorsFromOneDaemonToTheNext) {
   EXPECT_EQ(status.st_mode & 0777, 0600u);
 }
 
+// The process that was started with --hold for the folder, for signals.
+pid_t FindHolder(const std::string& folder) {
+  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+    std::ifstream file(entry.path() / "cmdline");
+    const std::string arguments(std::istreambuf_iterator<char>(file), {});
+    if (arguments.find("--server.run_dir=" + folder + '\0') == std::string::npos) continue;
+    return std::atoi(entry.path().filename().c_str());
+  }
+  ADD_FAILURE() << "no holder";
+  return -1;
+}
+
+TEST_F(HolderTest, ALateAnswerIsNoOtherCallsAnswer) {
+  auto client = Connect(/*hold_seconds=*/60, /*answer_timeout_ms=*/200);
+  ASSERT_NE(client, nullptr);
+  EXPECT_TRUE(client->Keep("a", File("1").get()).ok());
+  const pid_t holder = FindHolder(folder_.path());
+  ASSERT_GT(holder, 0);
+  ASSERT_EQ(kill(holder, SIGSTOP), 0);
+  EXPECT_EQ(client->Keep("b", File("2").get()).code(), absl::StatusCode::kUnavailable);
+  ASSERT_EQ(kill(holder, SIGCONT), 0);
+  // What it answers to is said by what it gives: every descriptor, then the end.
+  EXPECT_EQ(Contents(*client), (std::vector<std::string>{"a=1", "b=2"}));
+  EXPECT_TRUE(client->Forget("b").ok());
+  EXPECT_EQ(Contents(*client), (std::vector<std::string>{"a=1"}));
+  ASSERT_EQ(kill(holder, SIGKILL), 0);
+  EXPECT_EQ(client->Keep("c", File("3").get()).code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(client->TakeKept().status().code(), absl::StatusCode::kUnavailable);
+}
+
+TEST_F(HolderTest, HearsTheLastWordsOfADaemonThatReadNoAnswers) {
+  Connect(/*hold_seconds=*/60).reset();
+  auto dying = ConnectSeqpacket(socket_path());
+  ASSERT_TRUE(dying.ok()) << dying.status();
+  const pid_t holder = FindHolder(folder_.path());
+  constexpr int kCount = 5;
+  const auto keep = [&](int number) {
+    HolderMessage message{.kind = static_cast<uint32_t>(HolderRequestKind::kKeep)};
+    message.name[0] = static_cast<char>('a' + number);
+    EXPECT_TRUE(SendWithFd(dying->get(), std::as_bytes(std::span(&message, 1)),
+                           File(std::to_string(number)).get())
+                    .ok());
+  };
+  keep(0);
+  pollfd answered{.fd = dying->get(), .events = POLLIN, .revents = 0};
+  ASSERT_EQ(poll(&answered, 1, 10'000), 1);
+  ASSERT_GT(holder, 0);
+  ASSERT_EQ(kill(holder, SIGSTOP), 0);
+  for (int number = 1; number < kCount; ++number) keep(number);
+  dying->Reset();
+  ASSERT_EQ(kill(holder, SIGCONT), 0);
+  auto next = Connect();
+  ASSERT_NE(next, nullptr);
+  EXPECT_EQ(Contents(*next), (std::vector<std::string>{"a=0", "b=1", "c=2", "d=3", "e=4"}));
+  EXPECT_EQ(kill(holder, SIGKILL), 0);
+}
+
 TEST_F(HolderTest, EndsWhenNoDaemonComesBack) {
   Connect().reset();
   const uint64_t start_ms = MonotonicMs();
@@ -80,7 +147,7 @@ TEST_F(HolderTest, EndsWhenNoDaemonComesBack) {
   // The next one starts empty.
   auto next = Connect();
   ASSERT_NE(next, nullptr);
-  EXPECT_TRUE(next->TakeKept().empty());
+  EXPECT_TRUE(next->TakeKept()->empty());
 }
 
 TEST_F(HolderTest, RefusesWhatIsNoRequestAndAnotherVersion) {

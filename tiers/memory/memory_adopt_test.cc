@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <map>
@@ -15,6 +16,7 @@
 #include <vector>
 
 #include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
 #include "tiers/memory/memory_tier.h"
 #include "tiers/memory/slot_index.h"
 #include "tiers/tier_test_util.h"
@@ -31,22 +33,47 @@ class FakeKeeper final : public SegmentKeeper {
   ~FakeKeeper() override { Clear(); }
   absl::Status Keep(const std::string& name, int fd) override {
     absl::MutexLock lock(&mutex_);
+    const auto answers = [this] { return !silent_; };
+    if (name.starts_with("kvtier-host-segment")) {
+      ++asked_count_;
+      mutex_.Await(absl::Condition(&answers));
+    }
+    if (name.find(refused_) != std::string::npos) return absl::UnavailableError("no keeper");
     fds_.emplace(name, fcntl(fd, F_DUPFD_CLOEXEC, 0));
     return absl::OkStatus();
   }
   absl::Status Forget(const std::string& name) override {
     absl::MutexLock lock(&mutex_);
+    if (name.find(refused_) != std::string::npos) return absl::UnavailableError("no keeper");
     const auto [first, last] = fds_.equal_range(name);
     for (auto it = first; it != last; ++it) close(it->second);
     fds_.erase(first, last);
     return absl::OkStatus();
   }
-  std::vector<KeptFd> TakeKept() override {
+  absl::StatusOr<std::vector<KeptFd>> TakeKept() override {
     absl::MutexLock lock(&mutex_);
+    if (takes_fail) return absl::UnavailableError("no answer");
     std::vector<KeptFd> kept;
     for (const auto& [name, fd] : fds_) kept.push_back({name, fcntl(fd, F_DUPFD_CLOEXEC, 0)});
     return kept;
   }
+
+  // Fails whatever has that in its name.
+  void Refuse(const std::string& refused) {
+    absl::MutexLock lock(&mutex_);
+    refused_ = refused;
+  }
+  // Answers no Keep of a segment until it is over.
+  void BeSilent(bool silent) {
+    absl::MutexLock lock(&mutex_);
+    silent_ = silent;
+  }
+  void WaitForKeep() {
+    absl::MutexLock lock(&mutex_);
+    const auto asked = [this] { return asked_count_ > 0; };
+    mutex_.Await(absl::Condition(&asked));
+  }
+  std::atomic<bool> takes_fail = false;
 
   void Clear() {
     absl::MutexLock lock(&mutex_);
@@ -77,7 +104,11 @@ class FakeKeeper final : public SegmentKeeper {
 
  private:
   mutable absl::Mutex mutex_;
+  static constexpr char kNothing[] = "/";
   std::multimap<std::string, int> fds_ ABSL_GUARDED_BY(mutex_);
+  std::string refused_ ABSL_GUARDED_BY(mutex_) = kNothing;
+  bool silent_ ABSL_GUARDED_BY(mutex_) = false;
+  int asked_count_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 Digest Tag(const std::string& tenant) { return FieldHasher().Add(tenant).Finish(); }
@@ -93,8 +124,14 @@ class MemoryAdoptTest : public testing::Test {
     options_.boot_id = kBoot;
   }
 
-  // A tier of its own time: those before it are not told to stop, as if they had been killed.
+  // Waits for all its memory, which is the keeper's then, too.
   MemoryTier& Start() {
+    MemoryTier& started = StartAtOnce();
+    while (started.Usage().ready_bytes < options_.capacity_bytes) sched_yield();
+    return started;
+  }
+  // A tier of its own time: those before it are not told to stop, as if they had been killed.
+  MemoryTier& StartAtOnce() {
     auto tier = MemoryTier::Create(options_);
     EXPECT_TRUE(tier.ok()) << tier.status();
     tiers_.push_back(std::move(tier).value());
@@ -131,10 +168,6 @@ class MemoryAdoptTest : public testing::Test {
     EXPECT_EQ(it->second.meta, block.meta);
     EXPECT_TRUE(ReadAndCompare(*tiers_.back(), it->second.replica, block).ok());
     return true;
-  }
-  // Waits until the keeper has what the tier gave out: a restart does the same for itself.
-  void WaitForKeeper(size_t count) {
-    while (keeper_.count() < count) sched_yield();
   }
   // Bytes of a kept file, to be changed.
   std::span<std::byte> Map(const std::string& kind) {
@@ -183,12 +216,93 @@ TEST_F(MemoryAdoptTest, TakesOverEveryCommittedBlockTimeAndAgain) {
     };
     EXPECT_EQ(owner(1, 10'000), 0u);
     EXPECT_EQ(owner(101, 30'000), 1u);
-    // Nothing of the past is left with the keeper: one index, and the segments in use.
-    EXPECT_EQ(keeper_.count(), 1 + 1 + 2u);
+    // Nothing of the past is left with the keeper: one index and the segments of one tier, those
+    // that are coming included.
+    EXPECT_EQ(keeper_.count(), 1 + 8u);
     EXPECT_EQ(next.Usage().used_bytes, 40u * (12'288 + 32'768));
     // Every other time it is killed.
     if (restart % 2 == 0) tiers_.clear();
   }
+}
+
+// Says yes to a touch when it may.
+class WaitingCalls final : public MemoryCalls {
+ public:
+  int Advise(std::span<std::byte> memory, int advice) override {
+    if (advice == MADV_POPULATE_WRITE) may_touch.WaitForNotification();
+    return MemoryCalls::Advise(memory, advice);
+  }
+  absl::Notification may_touch;
+};
+
+TEST_F(MemoryAdoptTest, AKillFindsWhatWasCommittedAMomentAgo) {
+  MemoryTier& first = Start();
+  // All of it: no segment waits to be given to the keeper.
+  for (uint64_t seed = 0; seed < 96; ++seed) Put(first, seed, 80 << 10);
+  Start();
+  EXPECT_EQ(found_.size(), 96u);
+  EXPECT_EQ(tiers_.back()->adoption().refusal, "");
+}
+
+TEST_F(MemoryAdoptTest, SpareMemoryWaitsForTheKeeperAndReserveDoesNot) {
+  keeper_.BeSilent(true);
+  MemoryTier& first = StartAtOnce();
+  keeper_.WaitForKeep();
+  EXPECT_EQ(first.Usage().physical_bytes, 0u) << "a block could be in it";
+  for (uint64_t seed = 0; seed < 96; ++seed) Put(first, seed, 80 << 10);
+  keeper_.BeSilent(false);
+  // Who stops gives what he owes.
+  tiers_.clear();
+  Start();
+  EXPECT_EQ(found_.size(), 96u);
+}
+
+TEST_F(MemoryAdoptTest, MemoryInNeedIsKeptThoughNothingGetsReady) {
+  WaitingCalls calls;
+  options_.calls = &calls;
+  MemoryTier& first = StartAtOnce();
+  while (first.Usage().physical_bytes == 0) sched_yield();
+  for (uint64_t seed = 0; seed < 96; ++seed) Put(first, seed, 80 << 10);
+  while (keeper_.count() < 1 + 8) sched_yield();
+  EXPECT_EQ(first.Usage().ready_bytes, 0u);
+  calls.may_touch.Notify();
+  options_.calls = &KernelMemoryCalls();
+  Start();
+  EXPECT_EQ(found_.size(), 96u);
+  tiers_.clear();
+}
+
+TEST_F(MemoryAdoptTest, ErasesNoOriginalWhoseCopyIsNotKept) {
+  MemoryTier& first = Start();
+  for (uint64_t seed = 0; seed < 40; ++seed) Put(first, seed, 80 << 10);
+  for (const std::string refused : {"segment", "index"}) {
+    keeper_.Refuse(refused);
+    MemoryTier& second = Start();
+    EXPECT_EQ(found_.size(), 40u) << "served all the same";
+    EXPECT_NE(second.adoption().refusal.find("no keeper"), std::string::npos);
+    EXPECT_NE(second.prepared().shortfall.find("no keeper"), std::string::npos);
+  }
+  // The index of the first attempt names memory that nobody has; the blocks are in another.
+  keeper_.Refuse("/");
+  MemoryTier& third = Start();
+  EXPECT_EQ(found_.size(), 40u);
+  EXPECT_EQ(third.adoption().damaged_count, 0u);
+  EXPECT_EQ(third.adoption().refusal, "");
+  EXPECT_EQ(keeper_.count(), 1 + 8u);
+}
+
+TEST_F(MemoryAdoptTest, LeavesEverythingToTheNextWhenTheKeeperDoesNotGiveAll) {
+  MemoryTier& first = Start();
+  for (uint64_t seed = 0; seed < 10; ++seed) Put(first, seed, 80 << 10);
+  keeper_.takes_fail = true;
+  MemoryTier& second = Start();
+  EXPECT_EQ(found_.size(), 0u);
+  EXPECT_NE(second.adoption().refusal.find("no answer"), std::string::npos);
+  Put(second, 10, 80 << 10);
+  keeper_.takes_fail = false;
+  Start();
+  EXPECT_EQ(found_.size(), 11u);
+  EXPECT_EQ(keeper_.count(), 1 + 8u);
 }
 
 TEST_F(MemoryAdoptTest, FindsNothingThatWasFreedOrNeverCommitted) {
@@ -201,7 +315,6 @@ TEST_F(MemoryAdoptTest, FindsNothingThatWasFreedOrNeverCommitted) {
   first.Free(reused);
   ASSERT_NE(Fill(first, MakeBlock(5, 10'000)), reused);
   first.Free(freed);
-  WaitForKeeper(2);
   MemoryTier& second = Start();
   EXPECT_EQ(found_.size(), 1u);
   EXPECT_TRUE(Has(1));
@@ -220,9 +333,9 @@ TEST_F(MemoryAdoptTest, ForgetsASegmentThatWentToAnotherOwner) {
 }
 
 TEST_F(MemoryAdoptTest, NoProcessOfTheOldTimeReachesWhatIsServed) {
+  options_.capacity_bytes = kMiB;
   MemoryTier& first = Start();
   Put(first, 1);
-  WaitForKeeper(2);
   const std::span<std::byte> old = Map("segment");
   MemoryTier& second = Start();
   ASSERT_TRUE(Has(1));
@@ -234,9 +347,9 @@ TEST_F(MemoryAdoptTest, NoProcessOfTheOldTimeReachesWhatIsServed) {
 }
 
 TEST_F(MemoryAdoptTest, GivesTheOldMemoryBack) {
+  options_.capacity_bytes = 7 * kMiB;
   MemoryTier& first = Start();
   for (uint64_t seed = 0; seed < 100; ++seed) Put(first, seed, 64 << 10);
-  WaitForKeeper(1 + 7);
   const int old = fcntl(keeper_.Find("segment"), F_DUPFD_CLOEXEC, 0);
   struct stat before{};
   ASSERT_EQ(fstat(old, &before), 0);
@@ -250,10 +363,10 @@ TEST_F(MemoryAdoptTest, GivesTheOldMemoryBack) {
 }
 
 TEST_F(MemoryAdoptTest, RefusesBytesThatChanged) {
+  options_.capacity_bytes = kMiB;
   MemoryTier& first = Start();
   Put(first, 1);
   Put(first, 2);
-  WaitForKeeper(2);
   const std::span<std::byte> segment = Map("segment");
   segment[12'288 + 77] ^= std::byte{1};
   MemoryTier& second = Start();
@@ -268,7 +381,6 @@ TEST_F(MemoryAdoptTest, RefusesEveryEntryWithAFlippedBit) {
   for (const size_t at : {0u, 4u, 8u, 40u, 72u, 104u, 136u, 140u, 144u, 152u}) {
     tiers_.clear();
     Put(Start(), at);
-    WaitForKeeper(2);
     const std::span<std::byte> index = Map("index");
     index[4096 + sizeof(SlotIndexFrame) + at] ^= std::byte{0x10};
     MemoryTier& next = Start();
@@ -282,7 +394,6 @@ TEST_F(MemoryAdoptTest, RefusesAnIndexThatIsNotItsOwn) {
   const auto refusal = [&](const std::function<void()>& damage) {
     tiers_.clear();
     Put(Start(), 1);
-    WaitForKeeper(2);
     damage();
     MemoryTier& next = Start();
     EXPECT_EQ(found_.size(), 0u);
@@ -329,15 +440,14 @@ TEST_F(MemoryAdoptTest, RefusesAnIndexThatIsNotItsOwn) {
 }
 
 TEST_F(MemoryAdoptTest, RefusesASegmentThatIsMissingOrOfAnotherUser) {
+  options_.capacity_bytes = kMiB;
   Put(Start(), 1);
-  WaitForKeeper(2);
   keeper_.Replace("segment", memfd_create("empty", MFD_CLOEXEC));
   EXPECT_EQ(Start().adoption().damaged_count, 1u);
   EXPECT_EQ(found_.size(), 0u);
   if (geteuid() != 0) GTEST_SKIP() << "giving a file away needs root";
   tiers_.clear();
   Put(Start(), 1);
-  WaitForKeeper(2);
   ASSERT_EQ(fchown(keeper_.Find("segment"), 4242, 0), 0);
   EXPECT_EQ(Start().adoption().damaged_count, 1u);
   EXPECT_EQ(found_.size(), 0u);

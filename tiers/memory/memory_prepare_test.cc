@@ -10,10 +10,10 @@
 #include <cerrno>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/synchronization/mutex.h"
-#include "absl/synchronization/notification.h"
 #include "tiers/memory/memory_tier.h"
 #include "tiers/tier_test_util.h"
 
@@ -95,8 +95,9 @@ class MemoryPrepareTest : public testing::Test {
     options_.lock_memory = MemoryTier::LockMemory::kAuto;
     options_.calls = &calls_;
     options_.on_prepared = [this](const MemoryTier::Prepared& prepared) {
+      absl::MutexLock lock(&mutex_);
+      EXPECT_FALSE(std::exchange(is_prepared_, true)) << "called once";
       prepared_ = prepared;
-      done_.Notify();
     };
   }
   // Lets the threads end, whatever they wait for.
@@ -109,7 +110,8 @@ class MemoryPrepareTest : public testing::Test {
     ASSERT_TRUE(tier_->Recover([](const BlockMeta&, ReplicaId) {}).ok());
   }
   const MemoryTier::Prepared& WaitForPrepared() {
-    done_.WaitForNotification();
+    absl::MutexLock lock(&mutex_);
+    mutex_.Await(absl::Condition(&is_prepared_));
     return prepared_;
   }
   // Writes a block of a whole segment and reads it back.
@@ -126,7 +128,8 @@ class MemoryPrepareTest : public testing::Test {
   ScriptedCalls calls_;
   MemoryTier::Options options_;
   MemoryTier::Prepared prepared_;
-  absl::Notification done_;
+  absl::Mutex mutex_;
+  bool is_prepared_ ABSL_GUARDED_BY(mutex_) = false;
   std::unique_ptr<MemoryTier> tier_;
 };
 

@@ -63,6 +63,9 @@ class MemorySegment {
   uint64_t ready_bytes() const { return ready_bytes_.load(std::memory_order_relaxed); }
   uint64_t locked_bytes() const { return locked_bytes_.load(std::memory_order_relaxed); }
 
+  // The keeper has said that it has the descriptor.
+  void SetKept() { kept_.store(true, std::memory_order_relaxed); }
+  bool kept() const { return kept_.load(std::memory_order_relaxed); }
   // Whoever has a descriptor besides us keeps the contents when this object ends.
   void KeepContents() { keeps_contents_.store(true, std::memory_order_relaxed); }
   // Nobody wants it any more: who prepares it may stop.
@@ -81,6 +84,7 @@ class MemorySegment {
   // Relaxed: figures and wishes, which order nothing.
   std::atomic<uint64_t> ready_bytes_ = 0;
   std::atomic<uint64_t> locked_bytes_ = 0;
+  std::atomic<bool> kept_ = false;
   std::atomic<bool> keeps_contents_ = false;
   std::atomic<bool> retired_ = false;
 };

@@ -90,10 +90,7 @@ MemoryTier::MemoryTier(const Options& options, bool locks, std::string shortfall
 
 MemoryTier::~MemoryTier() {
   StopPreparing();
-  if (index_ != nullptr) {
-    GiveKeeperOrders();
-    index_->KeepContents();
-  }
+  if (index_ != nullptr) index_->KeepContents();
   absl::MutexLock lock(&mutex_);
   for (auto& [segment_idx, live] : segments_) {
     if (IsKept(live.owner)) live.segment->KeepContents();
@@ -108,9 +105,8 @@ void MemoryTier::Unmap(uint32_t segment_idx) {
   const auto it = segments_.find(segment_idx);
   if (it == segments_.end()) return;
   it->second.segment->Retire();
-  if (IsKept(it->second.owner) && !stopping_) {
-    keeper_orders_.push_back({KeptName("segment", it->second.segment->file_id()), nullptr});
-  }
+  // Its order may still be coming.
+  if (IsKept(it->second.owner) && !stopping_) OrderForget(*it->second.segment);
   for (SegmentObserver* observer : options_.observers) {
     observer->OnUnmapping(it->second.segment->memory());
   }
@@ -149,8 +145,11 @@ absl::Status MemoryTier::Map(uint32_t segment_idx, OwnerIdx owner) {
   if (!segment.ok()) {
     return Unavailable("%s: %s", TierName(options_.id), segment.status().ToString());
   }
-  if (IsKept(owner)) {
+  const bool is_kept = (*segment)->kept();
+  if (IsKept(owner) && !is_kept) {
     keeper_orders_.push_back({KeptName("segment", (*segment)->file_id()), *segment});
+  } else if (!IsKept(owner) && is_kept) {
+    OrderForget(**segment);
   }
   segments_.emplace(segment_idx, Live{.segment = std::move(segment).value(), .owner = owner});
   return absl::OkStatus();
@@ -264,10 +263,9 @@ void MemoryTier::Read(ReplicaId replica, const BlockMeta& meta, std::span<std::b
 std::span<std::byte> MemoryTier::Mapped(ReplicaId replica) { return SlotBytes(replica); }
 
 absl::Status MemoryTier::Recover(const std::function<void(const BlockMeta&, ReplicaId)>& found) {
-  StartPreparing();
   if (index_ != nullptr) AdoptAll(found);
-  absl::MutexLock lock(&mutex_);
-  makes_spares_ = true;
+  // Not before what earlier processes left has given its memory back.
+  StartPreparing();
   return absl::OkStatus();
 }
 

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <thread>
@@ -15,6 +16,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "tiers/memory/memory_calls.h"
@@ -63,7 +65,8 @@ class MemoryTier final : public MappedTier {
     uint64_t kept_bytes = 0;
     // The bytes are not those that were committed.
     uint64_t corrupt_count = 0;
-    // The entry is wrong in itself, or its memory is missing or may change.
+    // The entry is wrong in itself, or its memory is missing or may change, and the block was
+    // nowhere else.
     uint64_t damaged_count = 0;
     // Of owners that this process does not know.
     uint64_t foreign_count = 0;
@@ -92,7 +95,9 @@ class MemoryTier final : public MappedTier {
     bool reserved_huge_pages = false;
     std::optional<uint32_t> node_idx = std::nullopt;
     // Keeps segments and what they hold beyond the end of this process. Not owned; needs a thread
-    // of preparation. Null: they end with it.
+    // of preparation, which gives every segment to the keeper before it can hold a block. One that
+    // was made because none was there follows from a thread of its own, at once: Reserve waits for
+    // no keeper. Null: they end with the process.
     SegmentKeeper* keeper = nullptr;
     // Who each owner is, whatever number the next process gives him. The memory of owners without a
     // tag is not kept.
@@ -170,8 +175,6 @@ class MemoryTier final : public MappedTier {
   struct Work {
     // Null: a spare one is to be made.
     std::shared_ptr<MemorySegment> segment = nullptr;
-    // The keeper's orders are to be given.
-    bool keeps = false;
   };
   void StartPreparing();
   void StopPreparing();
@@ -192,25 +195,50 @@ class MemoryTier final : public MappedTier {
     // Null: forget it.
     std::shared_ptr<MemorySegment> segment;
   };
-  // A frame that an earlier process left.
+  // What earlier processes left. Memory, and the name that the keeper knows it by.
+  struct LeftoverSegment {
+    // Owned by Leftovers.
+    int fd = -1;
+    // Empty: the keeper has forgotten it.
+    std::string name;
+  };
+  struct Leftovers {
+    ~Leftovers();
+    std::vector<std::unique_ptr<LeftoverIndex>> indexes;
+    std::vector<std::string> index_names;
+    std::map<FileId, LeftoverSegment> segments;
+  };
   struct LeftoverFrame {
     LeftoverIndex* index;
     SlotIndexFrame frame;
     OwnerIdx owner;
-    // Of its memory; not owned.
-    int fd;
+    LeftoverSegment* segment;
   };
   std::string KeptName(const char* kind, const FileId& file_id) const;
+  // Gives orders until the tier stops and there are none.
   void GiveKeeperOrders() ABSL_LOCKS_EXCLUDED(mutex_);
-  void AwaitKept() ABSL_LOCKS_EXCLUDED(mutex_);
+  void OrderForget(const MemorySegment& segment) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Keep(MemorySegment& segment) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Forget(const std::string& name) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Notes what the keeper said.
+  void NoteKeeper(const absl::Status& said) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // False: the next process may not find what is in the replica's segment.
+  bool AwaitKept(ReplicaId replica) ABSL_LOCKS_EXCLUDED(mutex_);
+  bool KeeperFailed() const ABSL_LOCKS_EXCLUDED(mutex_);
   void AdoptAll(const std::function<void(const BlockMeta&, ReplicaId)>& found);
-  std::vector<LeftoverFrame> FindLeftovers(
-      const std::vector<std::unique_ptr<LeftoverIndex>>& indexes,
-      const std::map<FileId, int>& segments) ABSL_LOCKS_EXCLUDED(adoption_mutex_);
+  void OpenLeftovers(const std::vector<KeptFd>& kept, Leftovers* leftovers);
+  std::vector<LeftoverFrame> FindLeftovers(Leftovers* leftovers)
+      ABSL_LOCKS_EXCLUDED(adoption_mutex_);
+  // Blocks whose memory is not there: damaged, unless another index has them.
+  void NoteMissing(const LeftoverIndex& index, const SlotIndexFrame& frame,
+                   const absl::Status& reason) ABSL_LOCKS_EXCLUDED(adoption_mutex_);
+  // Nothing in it is wanted any more.
+  void GiveBack(LeftoverSegment* segment) ABSL_LOCKS_EXCLUDED(adoption_mutex_);
   void AdoptFrame(const LeftoverFrame& leftover,
                   const std::function<void(const BlockMeta&, ReplicaId)>& found)
       ABSL_LOCKS_EXCLUDED(adoption_mutex_);
-  void AdoptBlock(const LeftoverFrame& leftover, uint64_t slot_idx,
+  // False: the original must stay, for the copy is not sure to outlive this process.
+  bool AdoptBlock(const LeftoverFrame& leftover, uint64_t slot_idx,
                   std::span<const std::byte> source,
                   const std::function<void(const BlockMeta&, ReplicaId)>& found)
       ABSL_LOCKS_EXCLUDED(adoption_mutex_);
@@ -224,10 +252,14 @@ class MemoryTier final : public MappedTier {
   // Null without a keeper. What it says is guarded, too.
   const std::unique_ptr<SlotIndex> index_;
   std::deque<KeeperOrder> keeper_orders_ ABSL_GUARDED_BY(mutex_);
-  bool ordering_ ABSL_GUARDED_BY(mutex_) = false;
+  // Then nothing that earlier processes left is erased or forgotten.
+  bool keeper_failed_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Mutex adoption_mutex_;
   // Guarded by adoption_mutex_ until Recover returns, constant afterwards.
   Adoption adoption_;
+  // While Recover runs: blocks that were found only where the memory is missing, and why it is.
+  std::set<std::pair<Digest, Key>> missing_ ABSL_GUARDED_BY(adoption_mutex_);
+  absl::Status missing_reason_ ABSL_GUARDED_BY(adoption_mutex_);
   // Ready, and nobody's yet.
   std::deque<std::shared_ptr<MemorySegment>> spares_ ABSL_GUARDED_BY(mutex_);
   // Nobody's yet, and being prepared; who needs one takes it all the same.
@@ -240,14 +272,13 @@ class MemoryTier final : public MappedTier {
   uint32_t making_count_ ABSL_GUARDED_BY(mutex_) = 0;
   uint32_t named_count_ ABSL_GUARDED_BY(mutex_) = 0;
   bool locks_ ABSL_GUARDED_BY(mutex_);
-  // Not before what earlier processes left has given its memory back.
-  bool makes_spares_ ABSL_GUARDED_BY(mutex_) = false;
   // The kernel gave no memory: no more spares.
   bool gave_up_ ABSL_GUARDED_BY(mutex_) = false;
   bool reported_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::string shortfall_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::jthread> preparers_;
+  std::jthread keeper_thread_;
 };
 
 }  // namespace kvtier

@@ -15,6 +15,7 @@
 #include <atomic>
 #include <cerrno>
 #include <set>
+#include <utility>
 
 #include "proto/base/status_util.h"
 #include "tiers/memory/checked_copy.h"
@@ -52,33 +53,59 @@ void MemoryTier::GiveKeeperOrders() {
     KeeperOrder order;
     {
       absl::MutexLock lock(&mutex_);
-      if (ordering_ || keeper_orders_.empty()) return;
-      ordering_ = true;
+      const auto ready = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+        return stopping_ || !keeper_orders_.empty();
+      };
+      mutex_.Await(absl::Condition(&ready));
+      if (keeper_orders_.empty()) return;
       order = std::move(keeper_orders_.front());
       keeper_orders_.pop_front();
     }
-    absl::Status obeyed = absl::OkStatus();
     if (order.segment == nullptr) {
-      obeyed = options_.keeper->Forget(order.name);
+      Forget(order.name);
     } else if (!order.segment->retired()) {
-      obeyed = options_.keeper->Keep(order.name, order.segment->fd());
-    }
-    absl::MutexLock lock(&mutex_);
-    ordering_ = false;
-    if (!obeyed.ok()) {
-      shortfall_ = "memory may not outlive the process: " + std::string(obeyed.message());
+      Keep(*order.segment);
     }
   }
 }
 
-void MemoryTier::AwaitKept() {
-  // The background threads may be at something long.
-  GiveKeeperOrders();
+void MemoryTier::OrderForget(const MemorySegment& segment) {
+  keeper_orders_.push_back({KeptName("segment", segment.file_id()), nullptr});
+}
+
+void MemoryTier::Keep(MemorySegment& segment) {
+  const absl::Status said =
+      options_.keeper->Keep(KeptName("segment", segment.file_id()), segment.fd());
   absl::MutexLock lock(&mutex_);
-  const auto done = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
-    return keeper_orders_.empty() && !ordering_;
+  NoteKeeper(said);
+  if (said.ok()) segment.SetKept();
+}
+
+void MemoryTier::Forget(const std::string& name) {
+  const absl::Status said = options_.keeper->Forget(name);
+  absl::MutexLock lock(&mutex_);
+  NoteKeeper(said);
+}
+
+void MemoryTier::NoteKeeper(const absl::Status& said) {
+  if (said.ok()) return;
+  keeper_failed_ = true;
+  shortfall_ = "memory may not outlive the process: " + std::string(said.message());
+}
+
+bool MemoryTier::AwaitKept(ReplicaId replica) {
+  absl::MutexLock lock(&mutex_);
+  const MemorySegment& segment = *segments_.at(allocator_.Find(replica).place.segment_idx).segment;
+  const auto answered = [this, &segment]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+    return segment.kept() || keeper_failed_;
   };
-  mutex_.Await(absl::Condition(&done));
+  mutex_.Await(absl::Condition(&answered));
+  return !keeper_failed_;
+}
+
+bool MemoryTier::KeeperFailed() const {
+  absl::MutexLock lock(&mutex_);
+  return keeper_failed_;
 }
 
 void MemoryTier::Refuse(uint64_t Adoption::* counter, uint64_t count, const absl::Status& reason) {
@@ -87,32 +114,35 @@ void MemoryTier::Refuse(uint64_t Adoption::* counter, uint64_t count, const absl
   if (adoption_.refusal.empty()) adoption_.refusal = std::string(reason.message());
 }
 
+MemoryTier::Leftovers::~Leftovers() {
+  for (const auto& [file_id, segment] : segments) close(segment.fd);
+}
+
 void MemoryTier::AdoptAll(const std::function<void(const BlockMeta&, ReplicaId)>& found) {
-  const std::vector<KeptFd> kept = options_.keeper->TakeKept();
+  // Before the keeper gets anything from this process, which is not to be taken for a leftover.
+  const absl::StatusOr<std::vector<KeptFd>> kept = options_.keeper->TakeKept();
   const absl::Status keeps =
       options_.keeper->Keep(KeptName("index", index_->file_id()), index_->fd());
-  if (!keeps.ok()) Refuse(nullptr, 0, keeps);
-  std::vector<std::unique_ptr<LeftoverIndex>> indexes;
-  std::map<FileId, int> segments;
-  std::set<std::string> names;
-  for (const KeptFd& leftover : kept) {
-    names.insert(leftover.name);
-    if (leftover.name.starts_with(absl::StrFormat("kvtier-%s-index-", TierName(options_.id)))) {
-      auto index =
-          LeftoverIndex::Open(leftover.fd, {.boot_id = options_.boot_id, .uid = geteuid()});
-      if (index.ok()) {
-        indexes.push_back(std::move(index).value());
-      } else {
-        Refuse(nullptr, 0, index.status());
-      }
-      continue;
-    }
-    struct stat status{};
-    const bool exists = fstat(leftover.fd, &status) == 0;
-    const FileId file_id{.device = status.st_dev, .inode = status.st_ino};
-    if (!exists || !segments.emplace(file_id, leftover.fd).second) close(leftover.fd);
+  for (const absl::Status& said : {kept.status(), keeps}) {
+    if (said.ok()) continue;
+    Refuse(nullptr, 0, said);
+    absl::MutexLock lock(&mutex_);
+    NoteKeeper(said);
   }
-  const std::vector<LeftoverFrame> frames = FindLeftovers(indexes, segments);
+  keeper_thread_ = std::jthread([this] {
+    pthread_setname_np(pthread_self(), "kvtier-keep");
+    GiveKeeperOrders();
+  });
+  if (!kept.ok()) return;
+  Leftovers leftovers;
+  OpenLeftovers(*kept, &leftovers);
+  const std::vector<LeftoverFrame> frames = FindLeftovers(&leftovers);
+  // Memory without blocks makes room first.
+  std::set<const LeftoverSegment*> used;
+  for (const LeftoverFrame& frame : frames) used.insert(frame.segment);
+  for (auto& [file_id, segment] : leftovers.segments) {
+    if (!used.contains(&segment)) GiveBack(&segment);
+  }
   {
     std::atomic<size_t> next = 0;
     std::vector<std::jthread> workers;
@@ -125,21 +155,48 @@ void MemoryTier::AdoptAll(const std::function<void(const BlockMeta&, ReplicaId)>
       });
     }
   }
-  AwaitKept();
-  for (const std::string& name : names) {
-    if (absl::Status forgot = options_.keeper->Forget(name); !forgot.ok()) {
-      Refuse(nullptr, 0, forgot);
-    }
+  uint64_t missing_count = 0;
+  absl::Status missing_reason;
+  {
+    absl::MutexLock lock(&adoption_mutex_);
+    missing_count = std::exchange(missing_, {}).size();
+    missing_reason = missing_reason_;
   }
-  for (const auto& [file_id, fd] : segments) close(fd);
+  if (missing_count > 0) Refuse(&Adoption::damaged_count, missing_count, missing_reason);
+  for (auto& [file_id, segment] : leftovers.segments) GiveBack(&segment);
+  for (const std::string& name : leftovers.index_names) {
+    if (!KeeperFailed()) Forget(name);
+  }
+  absl::MutexLock lock(&mutex_);
+  if (keeper_failed_ && adoption_.refusal.empty()) adoption_.refusal = shortfall_;
 }
 
-std::vector<MemoryTier::LeftoverFrame> MemoryTier::FindLeftovers(
-    const std::vector<std::unique_ptr<LeftoverIndex>>& indexes,
-    const std::map<FileId, int>& segments) {
+void MemoryTier::OpenLeftovers(const std::vector<KeptFd>& kept, Leftovers* leftovers) {
+  const std::string index_prefix = absl::StrFormat("kvtier-%s-index-", TierName(options_.id));
+  for (const KeptFd& leftover : kept) {
+    if (leftover.name.starts_with(index_prefix)) {
+      leftovers->index_names.push_back(leftover.name);
+      auto index =
+          LeftoverIndex::Open(leftover.fd, {.boot_id = options_.boot_id, .uid = geteuid()});
+      if (index.ok()) {
+        leftovers->indexes.push_back(std::move(index).value());
+      } else {
+        Refuse(nullptr, 0, index.status());
+      }
+      continue;
+    }
+    struct stat status{};
+    const bool exists = fstat(leftover.fd, &status) == 0;
+    const FileId file_id{.device = status.st_dev, .inode = status.st_ino};
+    const LeftoverSegment segment{.fd = leftover.fd, .name = leftover.name};
+    if (!exists || !leftovers->segments.emplace(file_id, segment).second) close(leftover.fd);
+  }
+}
+
+std::vector<MemoryTier::LeftoverFrame> MemoryTier::FindLeftovers(Leftovers* leftovers) {
   std::vector<LeftoverFrame> frames;
   const std::vector<Digest>& tags = options_.owner_tags;
-  for (const std::unique_ptr<LeftoverIndex>& index : indexes) {
+  for (const std::unique_ptr<LeftoverIndex>& index : leftovers->indexes) {
     for (uint32_t frame_idx = 0; frame_idx < index->frame_count(); ++frame_idx) {
       const std::optional<SlotIndexFrame> frame = index->Frame(frame_idx);
       if (!frame.has_value()) continue;
@@ -149,29 +206,59 @@ std::vector<MemoryTier::LeftoverFrame> MemoryTier::FindLeftovers(
                FailedPrecondition("blocks of a tenant that is not configured"));
         continue;
       }
-      const auto segment = segments.find(frame->file_id);
+      const auto segment = leftovers->segments.find(frame->file_id);
       const absl::Status usable =
-          segment == segments.end()
+          segment == leftovers->segments.end()
               ? FailedPrecondition("was not kept")
-              : CheckLeftover(segment->second, index->segment_bytes(), geteuid());
+              : CheckLeftover(segment->second.fd, index->segment_bytes(), geteuid());
       if (!usable.ok()) {
-        Refuse(&Adoption::damaged_count, CountEntries(*index, *frame),
-               Annotate(usable, "a segment"));
+        NoteMissing(*index, *frame, Annotate(usable, "a segment"));
         continue;
       }
       frames.push_back({.index = index.get(),
                         .frame = *frame,
                         .owner = static_cast<OwnerIdx>(tag - tags.begin()),
-                        .fd = segment->second});
+                        .segment = &segment->second});
     }
   }
   return frames;
 }
 
+void MemoryTier::NoteMissing(const LeftoverIndex& index, const SlotIndexFrame& frame,
+                             const absl::Status& reason) {
+  for (uint64_t slot_idx = 0; slot_idx < index.SlotCount(frame); ++slot_idx) {
+    const absl::StatusOr<BlockMeta> meta = index.Entry(frame, slot_idx);
+    if (absl::IsNotFound(meta.status())) continue;
+    if (!meta.ok()) {
+      Refuse(&Adoption::damaged_count, 1, meta.status());
+      continue;
+    }
+    absl::MutexLock lock(&adoption_mutex_);
+    missing_.emplace(meta->namespace_hash, meta->key);
+    missing_reason_ = reason;
+  }
+}
+
+void MemoryTier::GiveBack(LeftoverSegment* segment) {
+  if (KeeperFailed()) return;
+  std::string name;
+  {
+    absl::MutexLock lock(&adoption_mutex_);
+    name = std::exchange(segment->name, "");
+  }
+  if (name.empty()) return;
+  // Also under mappings that old clients still have.
+  struct stat status{};
+  if (fstat(segment->fd, &status) == 0) {
+    PunchHole(segment->fd, 0, static_cast<uint64_t>(status.st_size));
+  }
+  Forget(name);
+}
+
 void MemoryTier::AdoptFrame(const LeftoverFrame& leftover,
                             const std::function<void(const BlockMeta&, ReplicaId)>& found) {
   const uint64_t bytes = leftover.index->segment_bytes();
-  void* const base = mmap(nullptr, bytes, PROT_READ, MAP_SHARED, leftover.fd, 0);
+  void* const base = mmap(nullptr, bytes, PROT_READ, MAP_SHARED, leftover.segment->fd, 0);
   if (base == MAP_FAILED) {
     Refuse(&Adoption::damaged_count, CountEntries(*leftover.index, leftover.frame),
            ErrnoStatus(errno, "map a segment"));
@@ -180,38 +267,44 @@ void MemoryTier::AdoptFrame(const LeftoverFrame& leftover,
   const std::span<const std::byte> memory(static_cast<const std::byte*>(base), bytes);
   const uint64_t slot_bytes = leftover.frame.slot_bytes;
   for (uint64_t slot_idx = 0; slot_idx < leftover.index->SlotCount(leftover.frame); ++slot_idx) {
-    AdoptBlock(leftover, slot_idx, memory.subspan(slot_idx * slot_bytes, slot_bytes), found);
+    if (!AdoptBlock(leftover, slot_idx, memory.subspan(slot_idx * slot_bytes, slot_bytes), found)) {
+      continue;
+    }
+    // Only now, when a kill finds the copy.
+    leftover.index->Erase(leftover.frame, slot_idx);
+    PunchHole(leftover.segment->fd, slot_idx * slot_bytes, slot_bytes);
   }
   munmap(base, bytes);
-  // A slot is less than a huge page; what nobody took is lost.
-  PunchHole(leftover.fd, 0, bytes);
+  // A slot may be less than a huge page; what nobody took is lost.
+  GiveBack(leftover.segment);
 }
 
-void MemoryTier::AdoptBlock(const LeftoverFrame& leftover, uint64_t slot_idx,
+bool MemoryTier::AdoptBlock(const LeftoverFrame& leftover, uint64_t slot_idx,
                             std::span<const std::byte> source,
                             const std::function<void(const BlockMeta&, ReplicaId)>& found) {
   const absl::StatusOr<BlockMeta> meta = leftover.index->Entry(leftover.frame, slot_idx);
-  if (absl::IsNotFound(meta.status())) return;
-  if (!meta.ok()) return Refuse(&Adoption::damaged_count, 1, meta.status());
+  if (absl::IsNotFound(meta.status())) return false;
+  const auto refuse = [this](uint64_t Adoption::* counter, const absl::Status& reason) {
+    Refuse(counter, 1, reason);
+    return false;
+  };
+  if (!meta.ok()) return refuse(&Adoption::damaged_count, meta.status());
   const absl::StatusOr<ReplicaId> replica = Reserve(meta->payload_bytes, leftover.owner);
-  if (!replica.ok()) return Refuse(&Adoption::no_room_count, 1, replica.status());
+  if (!replica.ok()) return refuse(&Adoption::no_room_count, replica.status());
   const std::span<std::byte> target = SlotBytes(*replica).first(meta->payload_bytes);
   if (CopyWithCrc32c(target, source.first(target.size())) != meta->crc32c) {
     Free(*replica);
-    return Refuse(&Adoption::corrupt_count, 1,
+    return refuse(&Adoption::corrupt_count,
                   DataLoss("block %s does not match its checksum", meta->key.Hex()));
   }
-  {
-    absl::MutexLock lock(&adoption_mutex_);
-    ++adoption_.kept_count;
-    adoption_.kept_bytes += meta->payload_bytes;
-    found(*meta, *replica);
-  }
-  // A kill from here on finds the copy; only then does the original go.
-  AwaitKept();
-  leftover.index->Erase(leftover.frame, slot_idx);
-  const uint64_t slot_bytes = leftover.frame.slot_bytes;
-  PunchHole(leftover.fd, slot_idx * slot_bytes, slot_bytes);
+  // First, so that the new index names no segment that the next process does not get.
+  const bool is_safe = AwaitKept(*replica);
+  absl::MutexLock lock(&adoption_mutex_);
+  ++adoption_.kept_count;
+  adoption_.kept_bytes += meta->payload_bytes;
+  missing_.erase({meta->namespace_hash, meta->key});
+  found(*meta, *replica);
+  return is_safe;
 }
 
 }  // namespace kvtier

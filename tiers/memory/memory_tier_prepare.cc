@@ -27,6 +27,8 @@ void MemoryTier::StopPreparing() {
     stopping_ = true;
   }
   preparers_.clear();
+  // What was ordered is given.
+  if (keeper_thread_.joinable()) keeper_thread_.join();
 }
 
 uint64_t MemoryTier::SegmentCount() const {
@@ -40,10 +42,6 @@ bool MemoryTier::WantsSpare() const {
 
 void MemoryTier::PrepareAll() {
   while (std::optional<Work> work = NextWork()) {
-    if (work->keeps) {
-      GiveKeeperOrders();
-      continue;
-    }
     if (work->segment == nullptr) work->segment = MakeSpare();
     if (work->segment != nullptr) PrepareSegment(*work->segment);
     FinishWork(work->segment);
@@ -53,11 +51,10 @@ void MemoryTier::PrepareAll() {
 std::optional<MemoryTier::Work> MemoryTier::NextWork() {
   absl::MutexLock lock(&mutex_);
   const auto ready = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
-    return stopping_ || (!keeper_orders_.empty() && !ordering_) || !cold_.empty() || WantsSpare();
+    return stopping_ || !cold_.empty() || WantsSpare();
   };
   mutex_.Await(absl::Condition(&ready));
   if (stopping_) return std::nullopt;
-  if (!keeper_orders_.empty() && !ordering_) return Work{.keeps = true};
   ++working_count_;
   if (cold_.empty()) {
     ++making_count_;
@@ -75,6 +72,8 @@ std::shared_ptr<MemorySegment> MemoryTier::MakeSpare() {
     next = NextSegment();
   }
   auto made = MemorySegment::Create(next);
+  // Before it can hold a block: no instant of the process's end loses what is in it.
+  if (made.ok() && index_ != nullptr) Keep(**made);
   absl::MutexLock lock(&mutex_);
   --making_count_;
   if (!made.ok()) {
@@ -83,15 +82,16 @@ std::shared_ptr<MemorySegment> MemoryTier::MakeSpare() {
     return nullptr;
   }
   // Somebody could not wait and made one himself.
-  if (SegmentCount() * options_.segment_bytes >= allocator_.capacity_bytes()) return nullptr;
+  if (SegmentCount() * options_.segment_bytes >= allocator_.capacity_bytes()) {
+    if ((*made)->kept()) OrderForget(**made);
+    return nullptr;
+  }
   coming_.push_back(*made);
   return *std::move(made);
 }
 
 void MemoryTier::PrepareSegment(MemorySegment& segment) {
   while (!segment.ready() && !segment.retired()) {
-    // What is to outlive this process is not to wait for a segment to be ready.
-    GiveKeeperOrders();
     bool locks = false;
     {
       absl::MutexLock lock(&mutex_);
@@ -123,6 +123,8 @@ void MemoryTier::FinishWork(const std::shared_ptr<MemorySegment>& segment) {
       if (segment->ready()) {
         for (SegmentObserver* observer : options_.observers) observer->OnMapped(segment->memory());
         spares_.push_back(segment);
+      } else if (segment->kept()) {
+        OrderForget(*segment);
       }
     }
     if (stopping_ || reported_ || working_count_ > 0 || !cold_.empty() || WantsSpare()) return;
