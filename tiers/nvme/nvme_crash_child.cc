@@ -58,7 +58,7 @@ class Writer {
   }
 
   [[noreturn]] void Run() {
-    const std::jthread verifier([this] { VerifyForEver(); });
+    const std::jthread verifier([this, seed = next_seed_] { VerifyForEver(seed); });
     while (true) {
       WaitForRoomInFlight();
       if (random_() % 3 == 0) FreeSome(1);
@@ -92,8 +92,8 @@ class Writer {
   static constexpr int kInFlightMax = 6;
 
   // One live block after the other, each out of the writer's reach meanwhile.
-  [[noreturn]] void VerifyForEver() {
-    for (std::mt19937_64 random(next_seed_);;) {
+  [[noreturn]] void VerifyForEver(uint64_t seed) {
+    for (std::mt19937_64 random(seed);;) {
       Live live;
       {
         absl::MutexLock lock(&mutex_);
