@@ -213,10 +213,10 @@ class Client {
   absl::StatusOr<uint32_t> CreateContext(const Namespace& ns, std::string_view context);
   absl::StatusOr<uint32_t> AppendContext(const Namespace& ns, std::string_view context,
                                          uint32_t base_block_count, std::span<const Key> keys);
-  // expected_resume_ms: 0 unknown. A hint that no policy uses yet.
+  // expected_resume_ms: when it will be resumed, from now on; 0 unknown. A hint for what leaves next.
   absl::StatusOr<PauseResult> PauseContext(const Namespace& ns, std::string_view context,
                                            uint32_t expected_resume_ms = 0);
-  // needed_in_ms: 0 as soon as possible. Not used yet: promotion starts at once.
+  // needed_in_ms: 0 as soon as possible. Reads with earlier deadlines go first.
   absl::StatusOr<Ticket> ResumeContext(const Namespace& ns, std::string_view context,
                                        uint32_t needed_in_ms = 0);
   absl::StatusOr<uint32_t> ForkContext(const Namespace& ns, std::string_view parent,
