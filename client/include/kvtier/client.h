@@ -213,7 +213,7 @@ class Client {
   absl::StatusOr<uint32_t> CreateContext(const Namespace& ns, std::string_view context);
   absl::StatusOr<uint32_t> AppendContext(const Namespace& ns, std::string_view context,
                                          uint32_t base_block_count, std::span<const Key> keys);
-  // expected_resume_ms: when it will be resumed, from now on; 0 unknown. A hint for what leaves next.
+  // expected_resume_ms: from now on; 0 unknown. A hint for what leaves next.
   absl::StatusOr<PauseResult> PauseContext(const Namespace& ns, std::string_view context,
                                            uint32_t expected_resume_ms = 0);
   // needed_in_ms: 0 as soon as possible. Reads with earlier deadlines go first.
