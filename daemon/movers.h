@@ -12,8 +12,8 @@
 #include "absl/synchronization/mutex.h"
 #include "daemon/core/store_core.h"
 #include "daemon/monotonic.h"
-#include "tiers/cuda/token_bucket.h"
 #include "tiers/tier.h"
+#include "tiers/token_bucket.h"
 
 namespace kvtier {
 

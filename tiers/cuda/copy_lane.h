@@ -22,8 +22,8 @@
 #include "tiers/cuda/driver.h"
 #include "tiers/cuda/owned.h"
 #include "tiers/cuda/pinned_segments.h"
-#include "tiers/cuda/token_bucket.h"
 #include "tiers/tier.h"
+#include "tiers/token_bucket.h"
 
 namespace kvtier {
 

@@ -12,7 +12,7 @@
 #include "tiers/cuda/cuda_tier.h"
 #include "tiers/cuda/cuda_tier_fixture.h"
 #include "tiers/cuda/pinned_segments.h"
-#include "tiers/cuda/token_bucket.h"
+#include "tiers/token_bucket.h"
 
 namespace kvtier {
 namespace {
