@@ -105,8 +105,7 @@ core::CoreCounters AdminService::Counters() {
       [](core::StoreCore& core, core::TimeMs, core::Effects*) { return core.Counters(); });
 }
 
-AdminService::Unary* AdminService::GetStatus(Context* context, const v1::GetStatusRequest*,
-                                             v1::GetStatusResponse* response) {
+void AdminService::FillStatus(v1::GetStatusResponse* response) {
   const core::CoreCounters counters = Counters();
   response->set_version(kVersion);
   response->set_uptime_ms(MonotonicMs() - started_ms_);
@@ -126,6 +125,11 @@ AdminService::Unary* AdminService::GetStatus(Context* context, const v1::GetStat
     info->set_degraded(health.degraded);
     info->set_reason(health.reason);
   }
+}
+
+AdminService::Unary* AdminService::GetStatus(Context* context, const v1::GetStatusRequest*,
+                                             v1::GetStatusResponse* response) {
+  FillStatus(response);
   return FinishNow(context, absl::OkStatus(), options_.epoch, response);
 }
 
@@ -149,12 +153,16 @@ void AdminService::FillTier(TierId id, const core::TierCounters& counters,
   stats->set_ready_bytes(usage.ready_bytes);
 }
 
-AdminService::Unary* AdminService::GetTiers(Context* context, const v1::GetTiersRequest*,
-                                            v1::GetTiersResponse* response) {
+void AdminService::FillTiers(v1::GetTiersResponse* response) {
   const core::CoreCounters counters = Counters();
   for (const TierId id : kTiers) FillTier(id, counters.tiers[static_cast<size_t>(id)], response);
   FillLinks(counters, response);
   FillStore(counters, response->mutable_store());
+}
+
+AdminService::Unary* AdminService::GetTiers(Context* context, const v1::GetTiersRequest*,
+                                            v1::GetTiersResponse* response) {
+  FillTiers(response);
   return FinishNow(context, absl::OkStatus(), options_.epoch, response);
 }
 

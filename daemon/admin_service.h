@@ -30,6 +30,11 @@ class AdminService final : public v1::AdminService::CallbackService {
   // What GetStatus says from now on.
   void SetDraining() { draining_ = true; }
 
+  // What GetStatus and GetTiers answer, without a call. The counters of one answer are of one
+  // moment.
+  void FillStatus(v1::GetStatusResponse* response);
+  void FillTiers(v1::GetTiersResponse* response);
+
   using Context = grpc::CallbackServerContext;
   using Unary = grpc::ServerUnaryReactor;
 

@@ -78,6 +78,11 @@ struct PolicyConfig {
   std::string eviction = "hazard";
 };
 
+struct MetricsConfig {
+  // "127.0.0.1:9464"; empty: no port.
+  std::string listen;
+};
+
 struct LogConfig {
   std::string level = "info";
   std::string format = "text";
@@ -92,6 +97,7 @@ struct Config {
   HostMemoryConfig host_memory;
   NvmeConfig nvme;
   PolicyConfig policy;
+  MetricsConfig metrics;
   LogConfig log;
   // [[tenant]] tables of the file, in order.
   std::vector<TenantConfig> tenants;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "daemon/config_keys.h"
 
+#include <arpa/inet.h>
+
 #include <algorithm>
 #include <cctype>
 #include <charconv>
@@ -44,6 +46,9 @@ struct PathKey {
 struct PathsKey {
   std::string& (*field)(Config&);
 };
+struct AddressKey {
+  std::string& (*field)(Config&);
+};
 struct ChoiceKey {
   std::string& (*field)(Config&);
   std::vector<std::string_view> choices;
@@ -51,7 +56,9 @@ struct ChoiceKey {
 
 struct KeySpec {
   std::string_view name;
-  std::variant<BytesKey, IntegerKey, ModeKey, RatioKey, BoolKey, PathKey, PathsKey, ChoiceKey> kind;
+  std::variant<BytesKey, IntegerKey, ModeKey, RatioKey, BoolKey, PathKey, PathsKey, AddressKey,
+               ChoiceKey>
+      kind;
   std::string_view help;
 };
 
@@ -143,6 +150,9 @@ const std::vector<KeySpec>& Keys() {
       {"policy.eviction", ChoiceKey{KVTIER_FIELD(policy.eviction), {"lru", "hazard"}},
        "Which blocks leave a full tier: the least recently used, or those that are least likely to "
        "be used again, learned while serving (docs/policy.md)."},
+      {"metrics.listen", AddressKey{KVTIER_FIELD(metrics.listen)},
+       "Where /metrics for Prometheus, /readyz and a status page are served by HTTP, to whoever "
+       "reaches it; empty is nowhere."},
       {"log.level", ChoiceKey{KVTIER_FIELD(log.level), {"debug", "info", "warning", "error"}},
        "The least severe messages that are written."},
       {"log.format", ChoiceKey{KVTIER_FIELD(log.format), {"text", "json"}},
@@ -178,6 +188,9 @@ struct RangeText {
   std::string operator()(const PathsKey&) const {
     return "absolute paths separated by ':', or empty";
   }
+  std::string operator()(const AddressKey&) const {
+    return "\"IPv4:PORT\" or \"[IPv6]:PORT\", or empty";
+  }
   std::string operator()(const ChoiceKey& key) const { return JoinChoices(key); }
 };
 
@@ -204,6 +217,20 @@ std::optional<uint64_t> ParseBytes(std::string_view text) {
   const auto count = ParseAll<uint64_t>(text);
   if (!count.has_value() || *count > UINT64_MAX / unit) return std::nullopt;
   return *count * unit;
+}
+
+// "127.0.0.1:9464" or "[::1]:9464"; a name is none, as it may be several.
+bool IsAddress(const std::string& text) {
+  const size_t colon = text.rfind(':');
+  if (colon == std::string::npos) return false;
+  const auto port = ParseAll<uint16_t>(std::string_view(text).substr(colon + 1));
+  if (!port.has_value()) return false;
+  std::string host = text.substr(0, colon);
+  in6_addr address{};
+  if (!host.starts_with('[')) return inet_pton(AF_INET, host.c_str(), &address) == 1;
+  if (!host.ends_with(']')) return false;
+  host = host.substr(1, host.size() - 2);
+  return inet_pton(AF_INET6, host.c_str(), &address) == 1;
 }
 
 // Sets the field and says true, or leaves it and says false.
@@ -261,6 +288,12 @@ struct Assign {
     key.field(*config) = value.text;
     return true;
   }
+  bool operator()(const AddressKey& key) const {
+    if (!Typed(RawKind::kString) || value.text.find('\0') != std::string::npos) return false;
+    if (!value.text.empty() && !IsAddress(value.text)) return false;
+    key.field(*config) = value.text;
+    return true;
+  }
   bool operator()(const ChoiceKey& key) const {
     if (!Typed(RawKind::kString)) return false;
     if (std::find(key.choices.begin(), key.choices.end(), value.text) == key.choices.end()) {
@@ -305,6 +338,7 @@ struct Print {
   std::string operator()(const BoolKey& key) const { return key.field(config) ? "true" : "false"; }
   std::string operator()(const PathKey& key) const { return Quoted(key.field(config)); }
   std::string operator()(const PathsKey& key) const { return Quoted(key.field(config)); }
+  std::string operator()(const AddressKey& key) const { return Quoted(key.field(config)); }
   std::string operator()(const ChoiceKey& key) const { return Quoted(key.field(config)); }
 };
 

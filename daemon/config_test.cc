@@ -62,6 +62,14 @@ TEST(ConfigTest, BytesTakeIntegersAndBinaryUnits) {
   EXPECT_EQ(LoadFlag("nvme.capacity_bytes", "1 TiB")->nvme.capacity_bytes, 1ULL << 40);
   EXPECT_EQ(LoadFlag("nvme.dirs", "/mnt/a:/mnt/b")->nvme.dirs, "/mnt/a:/mnt/b");
   EXPECT_EQ(LoadFlag("nvme.dirs", "")->nvme.dirs, "");
+  for (const char* address : {"127.0.0.1:9464", "0.0.0.0:0", "[::1]:65535", ""}) {
+    EXPECT_EQ(LoadFlag("metrics.listen", address)->metrics.listen, address);
+  }
+  for (const char* address : {"9464", ":9464", "localhost:9464", "127.0.0.1", "127.0.0.1:65536",
+                              "127.0.0.1:", "::1:9464", "[::1:9464", "[127.0.0.1]:9464",
+                              "127.0.0.1:9464,127.0.0.1:9465", "127.0.0.1:9464s", "[]:1", "[:1"}) {
+    EXPECT_FALSE(LoadFlag("metrics.listen", address).ok()) << address;
+  }
   for (const char* paths : {"a", "/mnt/a:", ":/mnt/a", "/mnt/a::/mnt/b", "/"}) {
     EXPECT_FALSE(LoadFlag("nvme.dirs", paths).ok()) << paths;
   }

@@ -23,9 +23,11 @@
 #include "daemon/fd_store.h"
 #include "daemon/holder.h"
 #include "daemon/log.h"
+#include "daemon/metrics.h"
 #include "daemon/monotonic.h"
 #include "daemon/random_bytes.h"
 #include "daemon/requests.h"
+#include "daemon/status_page.h"
 #include "policy/policy.h"
 #include "proto/base/status_util.h"
 #include "tiers/cuda/cuda_tier.h"
@@ -336,7 +338,45 @@ absl::Status Daemon::Listen() {
       server_, ListenGrpc(service_.get(), run_dir_.engine_socket(), config_.server.socket_mode));
   KVT_ASSIGN_OR_RETURN(admin_server_,
                        ListenGrpc(admin_service_.get(), run_dir_.admin_socket(), kAdminSocketMode));
+  KVT_RETURN_IF_ERROR(ListenHttp());
   SetServing(true);
+  return absl::OkStatus();
+}
+
+absl::Status Daemon::ListenHttp() {
+  if (config_.metrics.listen.empty()) return absl::OkStatus();
+  const auto answer_with = [this](auto text_of) {
+    v1::GetStatusResponse status;
+    v1::GetTiersResponse tiers;
+    admin_service_->FillStatus(&status);
+    admin_service_->FillTiers(&tiers);
+    return text_of(status, tiers);
+  };
+  auto http = HttpServer::Start(
+      {.listen = config_.metrics.listen,
+       .pages = {{"/",
+                  [] {
+                    return HttpAnswer{.content_type = "text/html; charset=utf-8",
+                                      .body = kStatusPage};
+                  }},
+                 {"/metrics",
+                  [answer_with] {
+                    return HttpAnswer{.content_type = "text/plain; version=0.0.4; charset=utf-8",
+                                      .body = answer_with(MetricsText)};
+                  }},
+                 {"/readyz",
+                  [this] {
+                    return ready_ ? HttpAnswer{.body = "ready\n"}
+                                  : HttpAnswer{.status = 503, .body = "not ready\n"};
+                  }},
+                 {"/status.json", [answer_with] {
+                    return HttpAnswer{.content_type = "application/json",
+                                      .body = answer_with(StatusJson)};
+                  }}}});
+  if (!http.ok()) return Annotate(http.status(), "metrics.listen");
+  http_ = std::move(http).value();
+  Log(LogLevel::kInfo, "metrics and status page",
+      {{"listen", config_.metrics.listen}, {"port", http_->port()}});
   return absl::OkStatus();
 }
 
@@ -362,6 +402,7 @@ absl::StatusOr<std::unique_ptr<grpc::Server>> Daemon::ListenGrpc(grpc::Service* 
 }
 
 void Daemon::SetServing(bool ready) {
+  ready_ = ready;
   for (grpc::Server* server : {server_.get(), admin_server_.get()}) {
     if (server == nullptr) continue;
     grpc::HealthCheckServiceInterface* health = server->GetHealthCheckService();
@@ -435,6 +476,7 @@ void Daemon::Stop() {
   }
   if (nvme_ != nullptr && store_ != nullptr) FlushToNvme(start_ms + timeout_ms - close_ms);
   StopServers(close_ms / 4);
+  http_.reset();
   handles_.reset();
   session_calls_.reset();
   data_calls_.reset();

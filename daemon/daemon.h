@@ -3,6 +3,7 @@
 
 #include <grpcpp/server.h>
 
+#include <atomic>
 #include <memory>
 #include <string>
 
@@ -13,6 +14,7 @@
 #include "daemon/config.h"
 #include "daemon/context_store_service.h"
 #include "daemon/handle_server.h"
+#include "daemon/http_server.h"
 #include "daemon/live_calls.h"
 #include "daemon/run_dir.h"
 #include "daemon/session_table.h"
@@ -54,6 +56,8 @@ class Daemon {
   uint64_t epoch() const { return epoch_; }
   Store& store() { return *store_; }
   const RunDir& run_dir() const { return run_dir_; }
+  // The port of metrics.listen; 0 without.
+  uint16_t http_port() const { return http_ == nullptr ? 0 : http_->port(); }
 
  private:
   Daemon(const Config& config, RunDir run_dir, std::shared_ptr<CudaDriver> cuda);
@@ -71,6 +75,7 @@ class Daemon {
   // Says what of the disk an operator should look at.
   void WarnAboutDisk() const;
   absl::Status Listen();
+  absl::Status ListenHttp();
   absl::StatusOr<std::unique_ptr<grpc::Server>> ListenGrpc(grpc::Service* service,
                                                            const std::string& socket_path,
                                                            uint32_t socket_mode);
@@ -104,6 +109,9 @@ class Daemon {
   std::unique_ptr<AdminService> admin_service_;
   std::unique_ptr<grpc::Server> server_;
   std::unique_ptr<grpc::Server> admin_server_;
+  std::unique_ptr<HttpServer> http_;
+  // What /readyz answers; no other data is published with it.
+  std::atomic<bool> ready_{false};
   bool stopped_ = false;
 };
 

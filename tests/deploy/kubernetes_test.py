@@ -90,6 +90,8 @@ class RenderingTest(unittest.TestCase):
     def test_every_object_fits_its_schema(self):
         for name, objects in every_rendering():
             for each in objects:
+                if each["kind"] == "PodMonitor":  # of an operator, not of Kubernetes
+                    continue
                 for version in VERSIONS:
                     with self.subTest(name=name, kind=each["kind"], version=version):
                         kubernetes_validate.validate(each, version, strict=True)
@@ -165,6 +167,24 @@ class RightsTest(unittest.TestCase):
         self.assertEqual(policy["spec"]["policyTypes"], ["Ingress", "Egress"])
         self.assertNotIn("ingress", policy["spec"])
         self.assertNotIn("egress", policy["spec"])
+
+    def test_metrics_are_let_in_where_the_daemon_has_them(self):
+        (objects,) = [objects for name, objects in every_rendering() if name == "monitoring"]
+        (port,) = main_container(objects)["ports"]
+        listen = configuration_of(objects)["metrics"]["listen"]
+        self.assertEqual(listen, f"0.0.0.0:{port['containerPort']}")
+        (policy,) = [each for each in objects if each["kind"] == "NetworkPolicy"]
+        (rule,) = policy["spec"]["ingress"]
+        self.assertEqual(rule["ports"], [{"protocol": "TCP", "port": port["name"]}])
+        self.assertTrue(rule["from"])
+        self.assertNotIn("egress", policy["spec"])
+        (monitor,) = [each for each in objects if each["kind"] == "PodMonitor"]
+        (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+        self.assertEqual(endpoint["port"], port["name"])
+        (daemon_set,) = [each for each in objects if each["kind"] == "DaemonSet"]
+        self.assertLessEqual(
+            monitor["spec"]["selector"]["matchLabels"].items(),
+            daemon_set["spec"]["template"]["metadata"]["labels"].items())
 
     def test_seccomp_profile_is_the_filter_of_the_systemd_unit(self):
         profile = json.loads((MANIFESTS / "seccomp/kvtierd.json").read_text())

@@ -127,7 +127,8 @@ class InstallTest(unittest.TestCase):
                 "etc/kvtier/kvtierd.toml", "usr/bin/kvtierctl", "usr/bin/kvtierd",
                 "usr/lib/systemd/system/kvtierd.service",
                 "usr/lib/systemd/system/kvtierd@.service",
-                "usr/lib/sysusers.d/kvtier.conf", "usr/lib/tmpfiles.d/kvtier.conf"})
+                "usr/lib/sysusers.d/kvtier.conf", "usr/lib/tmpfiles.d/kvtier.conf",
+                "usr/share/kvtier/metrics.conf"})
             config.write_text("# mine\n")
             self.assertIn("kept", output(*install))
             self.assertEqual(config.read_text(), "# mine\n")
