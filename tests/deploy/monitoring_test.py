@@ -4,12 +4,10 @@
 promtool comes from deploy/setup --tools; without it, the tests that need it are skipped."""
 
 import json
-import os
 import pathlib
 import re
 import subprocess
 import sys
-import tempfile
 import unittest
 import urllib.request
 
@@ -17,6 +15,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 MONITORING = ROOT / "deploy/monitoring"
 PROMTOOL = ROOT / "build/tools/prometheus/usr/bin/promtool"
 KVTIERD = ""
+
+sys.path.insert(0, str(ROOT / "tests" / "replay"))
+from kvtierd_process import Kvtierd  # noqa: E402
 
 
 def promtool(*arguments, stdin=None):
@@ -28,43 +29,18 @@ def names_in(text):
     return set(re.findall(r"\bkvtier_[a-z_]+", text))
 
 
-class Daemon:
-    """kvtierd with its HTTP port, for the time of a with statement."""
-
-    def __init__(self):
-        self.folder = tempfile.TemporaryDirectory(prefix="kvtier-monitoring-")
-
-    def __enter__(self):
-        ready, tell = os.pipe()
-        self.process = subprocess.Popen(
-            [KVTIERD, f"--server.run_dir={self.folder.name}/run",
-             f"--server.data_dir={self.folder.name}/data", "--metrics.listen=127.0.0.1:0",
-             f"--ready-fd={tell}"], pass_fds=[tell], stderr=subprocess.PIPE, text=True)
-        os.close(tell)
-        with os.fdopen(ready) as stream:
-            self.ready = stream.read() == "READY\n"
-        for line in self.process.stderr:
-            found = re.search(r'metrics and status page.*port=(\d+)', line)
-            if found:
-                self.port = int(found.group(1))
-                return self
-        raise AssertionError("kvtierd did not say its port")
-
-    def __exit__(self, *_):
-        self.process.terminate()
-        self.process.communicate(timeout=60)
-        self.folder.cleanup()
-
-    def get(self, path):
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=30) as answer:
+def scrape():
+    """What a daemon that nobody has used exposes."""
+    with Kvtierd(KVTIERD, ["--metrics.listen=127.0.0.1:0"]) as daemon:
+        (port,) = re.findall(r"metrics and status page .*port=(\d+)", daemon.log_tail())
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
             return answer.read().decode()
 
 
 class NamesTest(unittest.TestCase):
 
     def test_every_name_that_is_used_exists(self):
-        with Daemon() as daemon:
-            exposed = set(re.findall(r"^# TYPE (\S+)", daemon.get("/metrics"), re.M))
+        exposed = set(re.findall(r"^# TYPE (\S+)", scrape(), re.M))
         self.assertGreater(len(exposed), 25)
         dashboard = json.loads((MONITORING / "grafana/dashboards/kvtier.json").read_text())
         for panel in dashboard["panels"]:
@@ -98,8 +74,7 @@ class PromtoolTest(unittest.TestCase):
             self.skipTest("no promtool")
 
     def test_exposition_is_clean(self):
-        with Daemon() as daemon:
-            checked = promtool("check", "metrics", stdin=daemon.get("/metrics"))
+        checked = promtool("check", "metrics", stdin=scrape())
         self.assertEqual((checked.returncode, checked.stdout + checked.stderr), (0, ""))
 
     def test_configuration_and_rules_are_valid(self):
