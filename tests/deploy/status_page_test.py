@@ -66,7 +66,7 @@ class StatusPageTest(unittest.TestCase):
         self.assertIn(f"of {asked} blocks looked up", dom)
 
     def take_screenshot(self, ctl, url):
-        """Of a daemon at work. The browser's time runs ahead, so the graph is shorter than it says."""
+        """Of a daemon at work. The browser's time runs ahead: the graph is of seconds."""
         with subprocess.Popen([*ctl, "replay", "--generate", "--sessions", "200", "--requests",
                                "20000", "--speed", "20"], stdout=subprocess.DEVNULL) as replay:
             chromium("--virtual-time-budget=500000", f"--screenshot={SCREENSHOT}", url)
