@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "client/ctl/commands.h"
+#include "client/ctl/doctor_command.h"
 #include "client/ctl/eval_command.h"
 #include "client/ctl/exit_code.h"
 #include "client/ctl/plan_command.h"
@@ -25,6 +26,7 @@ Examples:
   kvtierctl replay agents.jsonl.xz --progress --simulate
   kvtierctl eval-kv --quick
   kvtierctl plan --layers 80 --kv-heads 8 --head-dim 128 --card "96 GiB" --card-share 0.9
+  kvtierctl doctor --config /etc/kvtier/kvtierd.toml
   kvtierctl scales import Qwen3-8B-NVFP4 --out scales.json
   kvtierctl demo --daemon build/release/daemon/kvtierd --dir /tmp/kvtier-demo
 
@@ -77,6 +79,7 @@ struct CommandLine {
   EvalCommand eval;
   SimulateCommand simulate;
   PlanCommand plan;
+  DoctorCommand doctor;
 };
 
 void AddGlobalOptions(CLI::App* app, GlobalOptions* global) {
@@ -280,6 +283,7 @@ absl::Status RunCommand(const CLI::App& app, const CommandLine& line) {
   if (app.got_subcommand("demo")) return RunDemo(global, line.demo);
   if (app.got_subcommand("simulate")) return RunSimulate(global, line.simulate);
   if (app.got_subcommand("plan")) return RunPlan(line.plan, global.json);
+  if (app.got_subcommand("doctor")) return RunDoctor(line.doctor, global.json);
   if (app.got_subcommand("scales")) return RunScales(app, line.scales, global.json);
   return ShowVersion(global);
 }
@@ -300,6 +304,7 @@ int Main(int argc, char** argv) {
   AddEval(&app, &line.eval);
   AddSimulate(&app, &line.simulate);
   AddPlan(&app, &line.plan);
+  AddDoctor(&app, &line.doctor);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
