@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keeps a daemon busy for a long time and looks at what it holds on to.
 
-Usage: soak.py [--seconds N] [--engines N] [--json] KVTIERD KVTIERCTL
+Usage: soak.py [--seconds N] [--engines N] [--speed N] [--json] KVTIERD KVTIERCTL
 
 Engines replay agents one after another, each time with new keys, against tiers far smaller than
 what they use, so that every block is put, demoted, reclaimed and evicted. Once a second the
@@ -50,6 +50,12 @@ def parse_arguments():
     parser.add_argument("--seconds", type=float, default=3600, help="how long (default: an hour)")
     parser.add_argument("--engines", type=int, default=2, help="replays at once (default: 2)")
     parser.add_argument(
+        "--speed",
+        type=float,
+        default=0,
+        help="seconds of the agents in one second; 0: as fast as possible (default: 0)",
+    )
+    parser.add_argument(
         "--growth-mib", type=float, default=8, help="memory growth that fails the run (default: 8)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -59,9 +65,10 @@ def parse_arguments():
 class Engine:
     """One replay after another, each with a seed of its own."""
 
-    def __init__(self, kvtierctl, run_dir, seed):
-        self._command = [kvtierctl, "--run-dir", str(run_dir), "--json", "replay", "--generate"]
-        self._command += ["--sessions", str(SESSIONS_PER_REPLAY), "--seed"]
+    def __init__(self, arguments, run_dir, seed):
+        self._command = [arguments.kvtierctl, "--run-dir", str(run_dir), "--json", "replay"]
+        self._command += ["--generate", "--sessions", str(SESSIONS_PER_REPLAY)]
+        self._command += ["--speed", str(arguments.speed), "--seed"]
         self._seed = seed
         self._process = None
         self.replay_count = 0
@@ -113,6 +120,12 @@ def directory_bytes(path):
     return total
 
 
+def cpu_seconds(pid):
+    stat = pathlib.Path(f"/proc/{pid}/stat").read_text(encoding="ascii")
+    ticks = stat.rpartition(")")[2].split()
+    return (int(ticks[11]) + int(ticks[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def sample(pid, data_dir, start):
     status = pathlib.Path(f"/proc/{pid}/status").read_text(encoding="ascii")
 
@@ -126,6 +139,7 @@ def sample(pid, data_dir, start):
         "descriptor_count": len(os.listdir(f"/proc/{pid}/fd")),
         "thread_count": field("Threads"),
         "directory_bytes": directory_bytes(data_dir),
+        "cpu_seconds": cpu_seconds(pid),
     }
 
 
@@ -159,6 +173,7 @@ def report_of(samples, engines):
         },
         "private_bytes_per_hour": slope_per_hour(settled, "private_bytes"),
         "private_bytes": middle(samples[-quarter:], "private_bytes"),
+        "cpu_seconds": samples[-1]["cpu_seconds"],
         "directory_bytes_max": max(sample["directory_bytes"] for sample in samples),
         "directory_capacity_bytes": NVME_CAPACITY_BYTES,
     }
@@ -181,7 +196,7 @@ def run(arguments, seed):
     samples = []
     with Kvtierd(arguments.kvtierd, TIERS) as daemon:
         engines = [
-            Engine(arguments.kvtierctl, daemon.run_dir, seed + 100_000 * number)
+            Engine(arguments, daemon.run_dir, seed + 100_000 * number)
             for number in range(arguments.engines)
         ]
         start = time.monotonic()
