@@ -67,8 +67,8 @@ NvmeTier::Impl::CommitBatch NvmeTier::Impl::TakeBatch() {
   for (Commit& commit : std::exchange(commits_, {})) {
     const uint64_t record_bytes = nvme::RecordBytes(commit.meta.payload_bytes);
     if (commit.is_move) {
-      const auto it = replicas_.find(commit.replica_id);
-      if (it == replicas_.end() || it->second.is_freed) {
+      const Replica* const replica = replicas_.Find(commit.replica_id);
+      if (replica == nullptr || replica->is_freed) {
         // Freed on the way: the copy never was, unless a failed put left its entry behind.
         if (commit.was_attempted) {
           segments_->Pin(commit.at.segment_idx);
@@ -87,7 +87,7 @@ NvmeTier::Impl::CommitBatch NvmeTier::Impl::TakeBatch() {
       }
     } else if (is_index_failed_) {
       segments_->Abandon(commit.at, record_bytes);
-      replicas_.at(commit.replica_id).state = ReplicaState::kReserved;
+      replicas_.At(commit.replica_id).state = ReplicaState::kReserved;
       batch.finished.push_back({.done = std::move(commit.done),
                                 .status = Unavailable("nvme: degraded: %s", health_.reason),
                                 .is_write = true});
@@ -98,11 +98,9 @@ NvmeTier::Impl::CommitBatch NvmeTier::Impl::TakeBatch() {
   if (is_index_failed_) return batch;
   batch.removals = std::exchange(removals_, {});
   for (const ReplicaId replica_id : std::exchange(frees_, {})) {
-    const Replica& replica = replicas_.at(replica_id);
-    batch.removals.push_back({.removal = {.namespace_hash = replica.namespace_hash,
-                                          .key = replica.key,
-                                          .generation = replica.at.generation},
-                              .segment_idx = replica.at.segment_idx,
+    const Replica& replica = replicas_.At(replica_id);
+    batch.removals.push_back({.removal = RemovalOf(replica),
+                              .segment_idx = replica.segment_idx,
                               .replica_id = replica_id});
   }
   return batch;
@@ -139,14 +137,15 @@ void NvmeTier::Impl::EndBatch(CommitBatch& batch) {
   }
   for (const Removal& removal : batch.removals) {
     segments_->Unpin(removal.segment_idx);
-    if (removal.replica_id != kNoReplica) replicas_.erase(removal.replica_id);
+    if (removal.replica_id != kNoReplica) replicas_.Remove(removal.replica_id);
   }
 }
 
 void NvmeTier::Impl::EndCommit(const Commit& commit) {
   const uint64_t record_bytes = nvme::RecordBytes(commit.meta.payload_bytes);
-  Replica& replica = replicas_.at(commit.replica_id);
-  const Location from = std::exchange(replica.at, commit.at);
+  const Replica& replica = replicas_.At(commit.replica_id);
+  const Location from = replica.at();
+  replicas_.Settle(commit.replica_id, commit.at);
   if (commit.is_move) {
     moved_bytes_ += record_bytes;
     EndMove(commit.replica_id);
@@ -160,8 +159,6 @@ void NvmeTier::Impl::EndCommit(const Commit& commit) {
     }
     segments_->Drop(from, record_bytes);
   }
-  replica.state = ReplicaState::kLive;
-  members_[commit.at.segment_idx].push_back(commit.replica_id);
   segments_->Commit(commit.at);
 }
 
@@ -181,7 +178,7 @@ void NvmeTier::Impl::FailBatch(CommitBatch& batch, const absl::Status& status) {
                                      .generation = commit.at.generation},
                          .segment_idx = commit.at.segment_idx});
     segments_->Abandon(commit.at, nvme::RecordBytes(commit.meta.payload_bytes));
-    replicas_.at(commit.replica_id).state = ReplicaState::kReserved;
+    replicas_.At(commit.replica_id).state = ReplicaState::kReserved;
     batch.finished.push_back({.done = std::move(commit.done),
                               .status = Unavailable("nvme: %s", status.ToString()),
                               .is_write = true});

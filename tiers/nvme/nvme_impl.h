@@ -22,7 +22,6 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/container/flat_hash_map.h"
 #include "absl/synchronization/mutex.h"
 #include "tiers/nvme/block_index.h"
 #include "tiers/nvme/data_dir.h"
@@ -30,6 +29,7 @@
 #include "tiers/nvme/nvme_tier.h"
 #include "tiers/nvme/page_pool.h"
 #include "tiers/nvme/record.h"
+#include "tiers/nvme/replica_table.h"
 #include "tiers/nvme/segment_table.h"
 #include "tiers/nvme/storage.h"
 #include "tiers/nvme/worker_pool.h"
@@ -63,24 +63,14 @@ class NvmeTier::Impl final : public SegmentObserver {
 
  private:
   using Location = nvme::Location;
+  using Replica = nvme::Replica;
+  using ReplicaState = nvme::ReplicaState;
   using Stream = nvme::Stream;
   using Clock = std::chrono::steady_clock;
 
   // The checksum of a payload up to this is taken by the I/O thread: handing it over costs more.
   static constexpr uint32_t kCheckedHereBytesMax = 32 << 10;
 
-  enum class ReplicaState : uint8_t { kReserved, kWriting, kLive, kLost };
-  struct Replica {
-    uint32_t payload_bytes = 0;
-    ReplicaState state = ReplicaState::kReserved;
-    // Given back; stays here until the index has forgotten it durably.
-    bool is_freed = false;
-    bool is_moving = false;
-    NamespaceHash namespace_hash = {};
-    Key key = {};
-    // kLive: where it lies. Changed by the index thread only.
-    Location at = {};
-  };
   struct WriteRequest {
     ReplicaId replica_id = kNoReplica;
     BlockMeta meta;
@@ -181,6 +171,7 @@ class NvmeTier::Impl final : public SegmentObserver {
   void StartMoveRead(std::unique_ptr<Move> move, const Location& at);
   void EndMoveRead(std::unique_ptr<Move> move, const Location& at, int64_t result);
   void LoseReplica(ReplicaId replica_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  nvme::IndexRemoval RemovalOf(const Replica& replica) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void StartMoveWrites();
   void StartMoveWrite(std::unique_ptr<Move> move, const Location& at);
   void EndMove(ReplicaId replica_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -213,6 +204,7 @@ class NvmeTier::Impl final : public SegmentObserver {
   uint64_t ScrubReplica(int fd, uint32_t segment_idx, ReplicaId replica_id);
   static bool IsScrubbable(const Replica& replica, uint32_t segment_idx);
   static absl::StatusOr<bool> VerifyRecord(int fd, const Replica& expected,
+                                           const NamespaceHash& namespace_hash,
                                            const nvme::PageMemory& record);
 
   // nvme_recover.cc; before the threads have work.
@@ -249,10 +241,7 @@ class NvmeTier::Impl final : public SegmentObserver {
   std::optional<absl::Status> engine_made_ ABSL_GUARDED_BY(mutex_);
   std::string engine_name_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<nvme::SegmentTable> segments_ ABSL_GUARDED_BY(mutex_);
-  absl::flat_hash_map<ReplicaId, Replica> replicas_ ABSL_GUARDED_BY(mutex_);
-  // Replicas whose record lay in a segment at some time since it was activated.
-  absl::flat_hash_map<uint32_t, std::vector<ReplicaId>> members_ ABSL_GUARDED_BY(mutex_);
-  ReplicaId last_replica_id_ ABSL_GUARDED_BY(mutex_) = kNoReplica;
+  nvme::ReplicaTable replicas_ ABSL_GUARDED_BY(mutex_);
   uint64_t used_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t physical_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t moved_bytes_ ABSL_GUARDED_BY(mutex_) = 0;

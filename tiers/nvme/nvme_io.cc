@@ -137,9 +137,9 @@ void NvmeTier::Impl::StartReads() {
     std::optional<Location> at;
     {
       absl::MutexLock lock(&mutex_);
-      const Replica& replica = replicas_.at(request.replica_id);
+      const Replica& replica = replicas_.At(request.replica_id);
       if (replica.state == ReplicaState::kLive) {
-        at = replica.at;
+        at = replica.at();
         segments_->Pin(at->segment_idx);
       }
     }
@@ -283,7 +283,7 @@ void NvmeTier::Impl::StartWrites() {
 void NvmeTier::Impl::RefuseWrite(WriteRequest request, absl::Status status) {
   {
     absl::MutexLock lock(&mutex_);
-    replicas_.at(request.replica_id).state = ReplicaState::kReserved;
+    replicas_.At(request.replica_id).state = ReplicaState::kReserved;
   }
   Finish({.done = std::move(request.done), .status = std::move(status), .is_write = true});
 }
@@ -397,7 +397,7 @@ void NvmeTier::Impl::FailGroup(std::vector<Commit> group, const absl::Status& st
       if (commit.is_move) {
         EndMove(commit.replica_id);
       } else {
-        replicas_.at(commit.replica_id).state = ReplicaState::kReserved;
+        replicas_.At(commit.replica_id).state = ReplicaState::kReserved;
       }
     }
   }

@@ -54,7 +54,6 @@ void NvmeTier::Impl::StartActivation(Stream stream,
       segments_->EndActivation(stream, /*is_ready=*/true, /*exists=*/true);
       return;
     }
-    members_.erase(activation.header.segment_idx);
   }
   if (!activation.needs_prepare) {
     WriteSegmentHeader(std::move(job));
@@ -149,35 +148,28 @@ void NvmeTier::Impl::StartMoves() {
            (move_count_ == 0 || move_bytes_ < kMoveBytesMax)) {
       const ReplicaId replica_id = move_queue_.front();
       move_queue_.pop_front();
-      const auto it = replicas_.find(replica_id);
-      if (it == replicas_.end()) continue;
-      Replica& replica = it->second;
-      if (replica.state != ReplicaState::kLive || replica.is_freed || replica.is_moving ||
-          replica.at.segment_idx != victim_idx) {
+      Replica* const replica = replicas_.Find(replica_id);
+      if (replica == nullptr || replica->state != ReplicaState::kLive || replica->is_freed ||
+          replica->is_moving || replica->segment_idx != victim_idx) {
         continue;
       }
-      replica.is_moving = true;
+      replica->is_moving = true;
       ++move_count_;
       segments_->Pin(victim_idx);
-      const uint64_t record_bytes = nvme::RecordBytes(replica.payload_bytes);
+      const uint64_t record_bytes = nvme::RecordBytes(replica->payload_bytes);
       move_bytes_ += record_bytes;
       auto move = std::make_unique<Move>(replica_id, record_bytes);
-      move->meta.namespace_hash = replica.namespace_hash;
-      move->meta.key = replica.key;
-      starting.emplace_back(std::move(move), replica.at);
+      move->meta.namespace_hash = replicas_.NamespaceOf(*replica);
+      move->meta.key = replica->key;
+      starting.emplace_back(std::move(move), replica->at());
     }
   }
   for (auto& [move, at] : starting) StartMoveRead(std::move(move), at);
 }
 
 void NvmeTier::Impl::RefillMoves(uint32_t victim_idx) {
-  for (const ReplicaId replica_id : members_[victim_idx]) {
-    const auto it = replicas_.find(replica_id);
-    if (it == replicas_.end() || it->second.state != ReplicaState::kLive || it->second.is_freed ||
-        it->second.at.segment_idx != victim_idx) {
-      continue;
-    }
-    move_queue_.push_back(replica_id);
+  for (const ReplicaId replica_id : replicas_.MembersOf(victim_idx)) {
+    if (!replicas_.At(replica_id).is_freed) move_queue_.push_back(replica_id);
   }
   // Nothing left to move: reads or removals still pin it, and end by themselves.
   if (!move_queue_.empty()) return;
@@ -233,16 +225,18 @@ void NvmeTier::Impl::EndMoveRead(std::unique_ptr<Move> move, const Location& at,
 
 // The record is damaged: its entry goes, the room stays reserved until the owner frees it.
 void NvmeTier::Impl::LoseReplica(ReplicaId replica_id) {
-  const auto it = replicas_.find(replica_id);
-  if (it == replicas_.end() || it->second.is_freed) return;
-  Replica& replica = it->second;
-  replica.state = ReplicaState::kLost;
-  segments_->Pin(replica.at.segment_idx);
-  segments_->Drop(replica.at, nvme::RecordBytes(replica.payload_bytes));
-  removals_.push_back({.removal = {.namespace_hash = replica.namespace_hash,
-                                   .key = replica.key,
-                                   .generation = replica.at.generation},
-                       .segment_idx = replica.at.segment_idx});
+  const Replica* const replica = replicas_.Find(replica_id);
+  if (replica == nullptr || replica->is_freed) return;
+  replicas_.Lose(replica_id);
+  segments_->Pin(replica->segment_idx);
+  segments_->Drop(replica->at(), nvme::RecordBytes(replica->payload_bytes));
+  removals_.push_back({.removal = RemovalOf(*replica), .segment_idx = replica->segment_idx});
+}
+
+nvme::IndexRemoval NvmeTier::Impl::RemovalOf(const Replica& replica) const {
+  return {.namespace_hash = replicas_.NamespaceOf(replica),
+          .key = replica.key,
+          .generation = replica.generation};
 }
 
 void NvmeTier::Impl::StartMoveWrites() {
@@ -252,8 +246,8 @@ void NvmeTier::Impl::StartMoveWrites() {
     std::optional<nvme::SegmentTable::Activation> activation;
     {
       absl::MutexLock lock(&mutex_);
-      const auto it = replicas_.find(moves_ready_.front()->replica_id);
-      const bool is_wanted = it != replicas_.end() && !it->second.is_freed;
+      const Replica* const replica = replicas_.Find(moves_ready_.front()->replica_id);
+      const bool is_wanted = replica != nullptr && !replica->is_freed;
       if (!is_wanted || health_.degraded || is_closing_) {
         EndMove(moves_ready_.front()->replica_id);
         move_bytes_ -= record_bytes;
@@ -311,8 +305,8 @@ void NvmeTier::Impl::StartMoveWrite(std::unique_ptr<Move> move, const Location& 
 void NvmeTier::Impl::EndMove(ReplicaId replica_id) {
   KVT_CHECK(move_count_ > 0);
   --move_count_;
-  if (const auto it = replicas_.find(replica_id); it != replicas_.end()) {
-    it->second.is_moving = false;
+  if (Replica* const replica = replicas_.Find(replica_id); replica != nullptr) {
+    replica->is_moving = false;
   }
 }
 

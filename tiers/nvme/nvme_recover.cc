@@ -43,7 +43,7 @@ absl::Status CheckOptions(const NvmeOptions& options) {
   return absl::OkStatus();
 }
 
-nvme::IndexRemoval RemovalOf(const nvme::IndexEntry& entry) {
+nvme::IndexRemoval RemovalOfEntry(const nvme::IndexEntry& entry) {
   return {.namespace_hash = entry.meta.namespace_hash,
           .key = entry.meta.key,
           .generation = entry.at.generation};
@@ -222,7 +222,7 @@ absl::StatusOr<std::vector<nvme::IndexEntry>> NvmeTier::Impl::LoadEntries(
         if (IsPossible(entry)) {
           entries.push_back(entry);
         } else {
-          dropped.push_back(RemovalOf(entry));
+          dropped.push_back(RemovalOfEntry(entry));
         }
       },
       bad_count));
@@ -238,7 +238,7 @@ absl::StatusOr<std::vector<nvme::IndexEntry>> NvmeTier::Impl::LoadEntries(
     if (!kept.empty() && kept.back().at.segment_idx == entry.at.segment_idx &&
         kept.back().at.offset_bytes + nvme::RecordBytes(kept.back().meta.payload_bytes) >
             entry.at.offset_bytes) {
-      dropped.push_back(RemovalOf(entry));
+      dropped.push_back(RemovalOfEntry(entry));
     } else {
       kept.push_back(std::move(entry));
     }
@@ -262,7 +262,7 @@ absl::Status NvmeTier::Impl::DropExcessSegments(std::vector<nvme::IndexEntry>& e
     live_bytes.erase(least);
     std::erase_if(entries, [&](const nvme::IndexEntry& entry) {
       if (entry.at.segment_idx != segment_idx) return false;
-      dropped.push_back(RemovalOf(entry));
+      dropped.push_back(RemovalOfEntry(entry));
       return true;
     });
     files_.erase(segment_idx);
@@ -284,7 +284,7 @@ void NvmeTier::Impl::DropExcessEntries(std::vector<nvme::IndexEntry>& entries,
             [](const auto& a, const auto& b) { return a.at.generation > b.at.generation; });
   while (used_bytes > capacity_bytes) {
     used_bytes -= FootprintBytes(entries.back().meta.payload_bytes);
-    dropped.push_back(RemovalOf(entries.back()));
+    dropped.push_back(RemovalOfEntry(entries.back()));
     entries.pop_back();
   }
 }
@@ -314,13 +314,9 @@ absl::Status NvmeTier::Impl::Recover(
       segments_->LoadSegment(segment_idx, file.header, file.file_bytes == segment_bytes_);
     }
     for (const nvme::IndexEntry& entry : entries) {
-      const ReplicaId replica_id = ++last_replica_id_;
-      replicas_.emplace(replica_id, Replica{.payload_bytes = entry.meta.payload_bytes,
-                                            .state = ReplicaState::kLive,
-                                            .namespace_hash = entry.meta.namespace_hash,
-                                            .key = entry.meta.key,
-                                            .at = entry.at});
-      members_[entry.at.segment_idx].push_back(replica_id);
+      const ReplicaId replica_id = replicas_.Add(entry.meta.payload_bytes);
+      replicas_.Name(&replicas_.At(replica_id), entry.meta.namespace_hash, entry.meta.key);
+      replicas_.Settle(replica_id, entry.at);
       segments_->LoadRecord(entry.at, nvme::RecordBytes(entry.meta.payload_bytes));
       used_bytes_ += FootprintBytes(entry.meta.payload_bytes);
       recovered.emplace_back(entry.meta, replica_id);

@@ -66,9 +66,8 @@ bool NvmeTier::Impl::ScrubRound() {
   std::vector<uint32_t> segments;
   {
     absl::MutexLock lock(&mutex_);
-    for (const auto& [segment_idx, members] : members_) segments.push_back(segment_idx);
+    segments = replicas_.SegmentsWithMembers();
   }
-  std::sort(segments.begin(), segments.end());
   for (const uint32_t segment_idx : segments) {
     if (!ScrubSegment(segment_idx)) return false;
   }
@@ -89,7 +88,7 @@ bool NvmeTier::Impl::ScrubSegment(uint32_t segment_idx) {
   std::vector<ReplicaId> members;
   {
     absl::MutexLock lock(&mutex_);
-    if (const auto it = members_.find(segment_idx); it != members_.end()) members = it->second;
+    members = replicas_.MembersOf(segment_idx);
   }
   const auto fd =
       storage().Open(dir_->SegmentPath(segment_idx), O_RDONLY | (dir_->is_direct() ? O_DIRECT : 0));
@@ -109,26 +108,28 @@ bool NvmeTier::Impl::ScrubSegment(uint32_t segment_idx) {
 // Returns the bytes read.
 uint64_t NvmeTier::Impl::ScrubReplica(int fd, uint32_t segment_idx, ReplicaId replica_id) {
   Replica expected;
+  NamespaceHash namespace_hash;
   {
     absl::MutexLock lock(&mutex_);
-    const auto it = replicas_.find(replica_id);
-    if (is_closing_ || it == replicas_.end() || !IsScrubbable(it->second, segment_idx)) return 0;
-    expected = it->second;
+    const Replica* const replica = replicas_.Find(replica_id);
+    if (is_closing_ || replica == nullptr || !IsScrubbable(*replica, segment_idx)) return 0;
+    expected = *replica;
+    namespace_hash = replicas_.NamespaceOf(expected);
     segments_->Pin(segment_idx);
   }
   const nvme::PageMemory record(nvme::RecordBytes(expected.payload_bytes));
-  auto verdict = VerifyRecord(fd, expected, record);
+  auto verdict = VerifyRecord(fd, expected, namespace_hash, record);
   // A second look tells damage on the disk from an accident on the way.
-  if (verdict.ok() && !*verdict) verdict = VerifyRecord(fd, expected, record);
+  if (verdict.ok() && !*verdict) verdict = VerifyRecord(fd, expected, namespace_hash, record);
   bool is_lost = false;
   {
     absl::MutexLock lock(&mutex_);
     segments_->Unpin(segment_idx);
     ++scrubbed_count_;
-    const auto it = replicas_.find(replica_id);
+    const Replica* const replica = replicas_.Find(replica_id);
     // One that moves is verified by the move; an I/O error may pass, and deletes nothing.
-    if (verdict.ok() && !*verdict && it != replicas_.end() &&
-        IsScrubbable(it->second, segment_idx) && it->second.at == expected.at) {
+    if (verdict.ok() && !*verdict && replica != nullptr && IsScrubbable(*replica, segment_idx) &&
+        replica->generation == expected.generation) {
       LoseReplica(replica_id);
       ++scrub_lost_count_;
       is_lost = true;
@@ -136,26 +137,27 @@ uint64_t NvmeTier::Impl::ScrubReplica(int fd, uint32_t segment_idx, ReplicaId re
   }
   if (is_lost) {
     spdlog::warn("nvme: scrub: block {} is damaged on the disk and dropped", expected.key.Hex());
-    if (options_.on_lost) options_.on_lost(expected.namespace_hash, expected.key);
+    if (options_.on_lost) options_.on_lost(namespace_hash, expected.key);
   }
   return record.bytes().size();
 }
 
 bool NvmeTier::Impl::IsScrubbable(const Replica& replica, uint32_t segment_idx) {
   return replica.state == ReplicaState::kLive && !replica.is_freed && !replica.is_moving &&
-         replica.at.segment_idx == segment_idx;
+         replica.segment_idx == segment_idx;
 }
 
 // Whether the record is intact and the one that is expected. Errors: UNAVAILABLE.
 absl::StatusOr<bool> NvmeTier::Impl::VerifyRecord(int fd, const Replica& expected,
+                                                  const NamespaceHash& namespace_hash,
                                                   const nvme::PageMemory& record) {
   KVT_ASSIGN_OR_RETURN(const uint64_t got_bytes,
-                       ReadAt(fd, expected.at.offset_bytes, record.bytes()));
+                       ReadAt(fd, expected.at().offset_bytes, record.bytes()));
   if (got_bytes != record.bytes().size()) return false;
   const auto header = nvme::ParseRecordHeader(record.first_page());
-  return header.ok() && header->generation == expected.at.generation &&
-         header->meta.namespace_hash == expected.namespace_hash &&
-         header->meta.key == expected.key && header->meta.payload_bytes == expected.payload_bytes &&
+  return header.ok() && header->generation == expected.generation &&
+         header->meta.namespace_hash == namespace_hash && header->meta.key == expected.key &&
+         header->meta.payload_bytes == expected.payload_bytes &&
          Crc32c(record.bytes().subspan(nvme::kPageBytes, expected.payload_bytes)) ==
              header->meta.crc32c;
 }

@@ -28,25 +28,21 @@ absl::StatusOr<ReplicaId> NvmeTier::Impl::Reserve(uint32_t payload_bytes) {
                      used_bytes_, capacity_bytes);
   }
   used_bytes_ += footprint_bytes;
-  const ReplicaId replica_id = ++last_replica_id_;
-  replicas_.emplace(replica_id, Replica{.payload_bytes = payload_bytes});
-  return replica_id;
+  return replicas_.Add(payload_bytes);
 }
 
 void NvmeTier::Impl::Free(ReplicaId replica_id) {
   absl::MutexLock lock(&mutex_);
-  const auto it = replicas_.find(replica_id);
-  KVT_CHECK(it != replicas_.end());
-  Replica& replica = it->second;
+  Replica& replica = replicas_.At(replica_id);
   KVT_CHECK(!replica.is_freed && replica.state != ReplicaState::kWriting);
   used_bytes_ -= FootprintBytes(replica.payload_bytes);
   if (replica.state != ReplicaState::kLive) {
-    replicas_.erase(it);
+    replicas_.Remove(replica_id);
     return;
   }
   replica.is_freed = true;
-  segments_->Pin(replica.at.segment_idx);
-  segments_->Drop(replica.at, nvme::RecordBytes(replica.payload_bytes));
+  segments_->Pin(replica.segment_idx);
+  segments_->Drop(replica.at(), nvme::RecordBytes(replica.payload_bytes));
   frees_.push_back(replica_id);
 }
 
@@ -71,10 +67,8 @@ void NvmeTier::Impl::Write(ReplicaId replica_id, const BlockMeta& meta,
   bool needs_wake = false;
   {
     absl::MutexLock lock(&mutex_);
-    const auto it = replicas_.find(replica_id);
-    KVT_CHECK(it != replicas_.end() && !it->second.is_freed);
-    Replica& replica = it->second;
-    KVT_CHECK(replica.state == ReplicaState::kReserved);
+    Replica& replica = replicas_.At(replica_id);
+    KVT_CHECK(!replica.is_freed && replica.state == ReplicaState::kReserved);
     if (meta.payload_bytes != replica.payload_bytes || source.size() < meta.payload_bytes) {
       status = Invalid("nvme: block %s of %d bytes: %d were reserved, the source has %d",
                        meta.key.Hex(), meta.payload_bytes, replica.payload_bytes, source.size());
@@ -85,8 +79,7 @@ void NvmeTier::Impl::Write(ReplicaId replica_id, const BlockMeta& meta,
     } else {
       ++write_count_;
       replica.state = ReplicaState::kWriting;
-      replica.namespace_hash = meta.namespace_hash;
-      replica.key = meta.key;
+      replicas_.Name(&replica, meta.namespace_hash, meta.key);
       WriteRequest request{.replica_id = replica_id,
                            .meta = meta,
                            .source = source.first(meta.payload_bytes),
@@ -132,9 +125,8 @@ void NvmeTier::Impl::Read(ReplicaId replica_id, const BlockMeta& meta, std::span
   bool needs_wake = false;
   {
     absl::MutexLock lock(&mutex_);
-    const auto it = replicas_.find(replica_id);
-    KVT_CHECK(it != replicas_.end() && !it->second.is_freed);
-    const Replica& replica = it->second;
+    const Replica& replica = replicas_.At(replica_id);
+    KVT_CHECK(!replica.is_freed);
     if (replica.state != ReplicaState::kLive || meta.payload_bytes != replica.payload_bytes) {
       status = DataLoss("nvme: replica %d does not hold block %s", replica_id, meta.key.Hex());
     } else if (target.size() < meta.payload_bytes) {
