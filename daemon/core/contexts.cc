@@ -118,7 +118,7 @@ absl::StatusOr<uint32_t> StoreCore::Impl::AppendContext(SessionId session, Names
 uint64_t StoreCore::Impl::HbmBytes(const Context& context) const {
   uint64_t bytes = 0;
   for (const EntryIdx idx : context.chain) {
-    if (At(idx).replica[kHbm] != kNoReplica) bytes += At(idx).bytes;
+    if (At(idx).replica[kHbm] != kNoReplica) bytes += BlockBytes(At(idx));
   }
   return bytes;
 }
@@ -231,9 +231,9 @@ absl::StatusOr<uint64_t> StoreCore::Impl::CloseContext(SessionId session, Namesp
     const EntryIdx idx = context->chain.back();
     Entry& entry = At(idx);
     const bool shared = entry.context_refs > 1 || entry.child_count[kNvme] > 0 ||
-                        entry.lease_count > 0 || entry.reader_count > 0;
+                        entry.lease_count > 0 || entry.has_readers;
     if (drop && !shared && Visible(entry)) {
-      dropped_bytes += entry.bytes;
+      dropped_bytes += BlockBytes(entry);
       entry.leaves_for = policy::MissReason::kDropped;
       Drop(idx);
     }

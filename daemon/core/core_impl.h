@@ -22,72 +22,12 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
+#include "daemon/core/entry.h"
+#include "daemon/core/entry_index.h"
 #include "daemon/core/store_core.h"
 #include "policy/prefetch.h"
 
 namespace kvtier::core {
-
-using EntryIdx = uint32_t;
-inline constexpr EntryIdx kNoEntry = UINT32_MAX;
-inline constexpr size_t kHbm = 0;
-inline constexpr size_t kHost = 1;
-inline constexpr size_t kNvme = 2;
-// "On no tier" where the fastest tier of an entry is asked for.
-inline constexpr size_t kNowhere = kTierCount;
-
-enum class EntryState : uint8_t { kUnused, kGhost, kPending, kCommitted };
-
-struct Entry {
-  Key key;
-  NamespaceIdx ns = 0;
-  EntryIdx parent = kNoEntry;
-  uint32_t depth = 0;
-  uint32_t bytes = 0;
-  uint32_t crc32c = 0;
-  EntryState state = EntryState::kUnused;
-  // To be dropped as soon as no lease and no transfer touches it; invisible until then.
-  bool doomed = false;
-  // Only its memory replica is bad: dropping it leaves the one on nvme.
-  bool keeps_nvme = false;
-  // Bits: is a candidate / is pinned on tier t, as last told to policy and counters.
-  uint8_t candidate_mask = 0;
-  uint8_t pinned_mask = 0;
-  std::array<ReplicaId, kTierCount> replica{};
-  // Children with a replica (or a fill) on tier t or a faster one. A child on its way down counts
-  // as there already: so a chain leaves suffix first without waiting for each block.
-  std::array<uint32_t, kTierCount> child_count{};
-  uint32_t child_links = 0;
-  uint32_t context_refs = 0;
-  // Active contexts that hold it.
-  uint32_t active_count = 0;
-  uint32_t lease_count = 0;
-  // Acquire calls that wait for it to come from nvme.
-  uint32_t reader_count = 0;
-  uint32_t use_count = 0;
-  // Read ahead and not used since.
-  bool prefetched = false;
-  // Why its last replica is about to go, if not for room.
-  policy::MissReason leaves_for = policy::MissReason::kNone;
-  uint64_t last_use_seq = 0;
-  TimeMs last_use_ms = 0;
-  // What the policy was last told.
-  uint64_t ranked_seq = 0;
-  bool ranked_active = false;
-  JobId job = 0;
-  // Where a demotion under way takes it.
-  size_t leaving_to = kNowhere;
-  SessionId filler = 0;
-};
-
-struct IndexKey {
-  NamespaceIdx ns;
-  Key key;
-  friend bool operator==(const IndexKey&, const IndexKey&) = default;
-  template <typename H>
-  friend H AbslHashValue(H state, const IndexKey& index_key) {
-    return H::combine(std::move(state), index_key.ns, index_key.key);
-  }
-};
 
 struct NamespaceInfo {
   NamespaceSpec spec;
@@ -224,9 +164,9 @@ class StoreCore::Impl {
         next_id_(options.first_id) {}
 
   // --- index.cc ---
-  Entry& At(EntryIdx idx) { return entries_[idx]; }
-  const Entry& At(EntryIdx idx) const { return entries_[idx]; }
-  EntryIdx Find(NamespaceIdx ns, const Key& key) const;
+  Entry& At(EntryIdx idx) { return index_.At(idx); }
+  const Entry& At(EntryIdx idx) const { return index_.At(idx); }
+  EntryIdx Find(NamespaceIdx ns, const Key& key) const { return index_.Find(ns, key); }
   // Finds or makes a ghost; links it to `parent` when it has no parent yet.
   EntryIdx FindOrAdd(NamespaceIdx ns, const Key& key, EntryIdx parent, uint32_t depth);
   // The chain `keys` after `parent` as entries, ghosts where unknown.
@@ -234,6 +174,7 @@ class StoreCore::Impl {
   static size_t FastestTier(const Entry& entry);
   // The tier on which its parent counts it.
   static size_t CountedTier(const Entry& entry);
+  uint32_t BlockBytes(const Entry& entry) const { return namespaces_[entry.ns].spec.block_bytes; }
   static uint8_t Residency(const Entry& entry);
   static bool Visible(const Entry& entry);
   // The memory tier that holds it, or kNowhere.
@@ -249,6 +190,7 @@ class StoreCore::Impl {
   // Tells policy and counters what changed. After every change of an entry.
   void Refresh(EntryIdx idx);
   void Touch(EntryIdx idx, uint64_t seq, TimeMs now_ms);
+  static void SetLastUse(Entry* entry, uint64_t seq);
   static uint64_t PolicyKey(const Key& key);
   void FreeReplica(EntryIdx idx, size_t tier);
   // Remembers why a committed block left its last tier, which was `tier`.
@@ -463,9 +405,7 @@ class StoreCore::Impl {
 
   policy::MissTable departures_;
 
-  std::deque<Entry> entries_;  // references stay valid while it grows
-  std::vector<EntryIdx> unused_entries_;
-  absl::flat_hash_map<IndexKey, EntryIdx> index_;
+  EntryIndex index_;
   std::vector<NamespaceInfo> namespaces_;
   absl::flat_hash_map<NamespaceHash, NamespaceIdx> namespace_of_hash_;
 
@@ -475,6 +415,8 @@ class StoreCore::Impl {
   std::list<ReserveWaiter> reserve_waiters_;  // first come, first served
   std::map<AcquireWaiterId, AcquireWaiter> acquire_waiters_;
   absl::flat_hash_map<EntryIdx, std::vector<Reader>> readers_of_;
+  // The session that fills a pending block.
+  absl::flat_hash_map<EntryIdx, SessionId> filler_of_;
   std::deque<EntryIdx> reads_wanted_;
   std::map<PauseId, PauseWork> pauses_;
   std::map<uint64_t, FlushWork> flushes_;

@@ -99,7 +99,7 @@ void StoreCore::Impl::BeginFill(ReserveWaiter* waiter, const PlacedBlock& slot) 
   Entry& entry = At(idx);
   KVT_CHECK(entry.state == EntryState::kGhost || entry.state == EntryState::kCommitted);
   entry.state = EntryState::kPending;
-  entry.filler = waiter->session;
+  filler_of_.emplace(idx, waiter->session);
   SetReplica(idx, static_cast<size_t>(slot.tier), slot.replica);
   sessions_.at(waiter->session)->fills.insert(idx);
   waiter->blocks.push_back(slot);
@@ -135,14 +135,14 @@ absl::StatusOr<std::vector<BlockStatus>> StoreCore::Impl::Commit(SessionId sessi
     session->fills.erase(idx);
     entry.state = EntryState::kCommitted;
     departures_.Erase(PolicyKey(entry.key));
-    entry.filler = 0;
+    filler_of_.erase(idx);
     entry.crc32c = crc32cs[i];
     const size_t tier = MemoryTier(entry);
     tiers_[tier]->OnCommitted(entry.replica[tier], Meta(entry));
     Touch(idx, seq, now_ms);
     Refresh(idx);
     ++counters_.committed_block_count;
-    counters_.committed_bytes += entry.bytes;
+    counters_.committed_bytes += BlockBytes(entry);
     statuses.push_back(BlockStatus::kOk);
   }
   Pump(now_ms, effects);
@@ -162,13 +162,13 @@ absl::Status StoreCore::Impl::Abort(SessionId session_id, NamespaceIdx ns,
 
 void StoreCore::Impl::AbandonFill(Session* session, EntryIdx idx, bool quarantine) {
   Entry& entry = At(idx);
-  KVT_CHECK(entry.state == EntryState::kPending && entry.filler == session->id);
+  KVT_CHECK(entry.state == EntryState::kPending && filler_of_.at(idx) == session->id);
   session->fills.erase(idx);
-  entry.filler = 0;
+  filler_of_.erase(idx);
   const size_t tier = MemoryTier(entry);
   if (quarantine) {
-    session->quarantine.push_back({tier, entry.replica[tier], entry.bytes});
-    counters_.tiers[tier].quarantined_bytes += entry.bytes;
+    session->quarantine.push_back({tier, entry.replica[tier], BlockBytes(entry)});
+    counters_.tiers[tier].quarantined_bytes += BlockBytes(entry);
     SetReplica(idx, tier, kNoReplica);
   } else {
     FreeReplica(idx, tier);

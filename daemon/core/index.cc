@@ -11,34 +11,17 @@ namespace {
 
 // A block that is missed this soon after it left should have stayed.
 constexpr TimeMs kRegretMs = 3'600'000;
+// A bit for each tier.
+constexpr uint32_t kAllTiers = (1U << kTierCount) - 1;
 
 }  // namespace
-
-EntryIdx StoreCore::Impl::Find(NamespaceIdx ns, const Key& key) const {
-  const auto it = index_.find(IndexKey{ns, key});
-  return it == index_.end() ? kNoEntry : it->second;
-}
 
 EntryIdx StoreCore::Impl::FindOrAdd(NamespaceIdx ns, const Key& key, EntryIdx parent,
                                     uint32_t depth) {
   EntryIdx idx = Find(ns, key);
   if (idx == kNoEntry) {
-    if (unused_entries_.empty()) {
-      KVT_CHECK(entries_.size() < kNoEntry);
-      idx = static_cast<EntryIdx>(entries_.size());
-      entries_.emplace_back();
-    } else {
-      idx = unused_entries_.back();
-      unused_entries_.pop_back();
-    }
-    Entry& entry = At(idx);
-    entry = Entry();
-    entry.key = key;
-    entry.ns = ns;
-    entry.depth = depth;
-    entry.bytes = namespaces_[ns].spec.block_bytes;
-    entry.state = EntryState::kGhost;
-    index_.emplace(IndexKey{ns, key}, idx);
+    idx = index_.Add(ns, key);
+    At(idx).depth = depth;
   }
   // Links only lead to smaller depths, whatever chain a client claims: no cycle can arise.
   if (parent != kNoEntry && At(idx).parent == kNoEntry && At(idx).depth == At(parent).depth + 1) {
@@ -97,8 +80,8 @@ bool StoreCore::Impl::IsCandidate(const Entry& entry, size_t tier) const {
 
 bool StoreCore::Impl::IsPinned(const Entry& entry, size_t tier) {
   if (entry.replica[tier] == kNoReplica) return false;
-  if (entry.job != 0 || entry.state == EntryState::kPending) return true;
-  return tier == kNvme ? entry.reader_count > 0 : entry.lease_count > 0;
+  if (entry.in_transfer || entry.state == EntryState::kPending) return true;
+  return tier == kNvme ? entry.has_readers : entry.lease_count > 0;
 }
 
 policy::BlockFacts StoreCore::Impl::Facts(const Entry& entry) const {
@@ -106,7 +89,7 @@ policy::BlockFacts StoreCore::Impl::Facts(const Entry& entry) const {
           .last_use_ms = entry.last_use_ms,
           .depth = entry.depth,
           .use_count = entry.use_count,
-          .bytes = entry.bytes,
+          .bytes = BlockBytes(entry),
           .in_active_context = entry.active_count > 0};
 }
 
@@ -117,7 +100,7 @@ BlockMeta StoreCore::Impl::Meta(const Entry& entry) const {
           .parent = entry.parent == kNoEntry ? Key{} : At(entry.parent).key,
           .layout = spec.layout,
           .depth = entry.depth,
-          .payload_bytes = entry.bytes,
+          .payload_bytes = BlockBytes(entry),
           .crc32c = entry.crc32c};
 }
 
@@ -145,7 +128,7 @@ void StoreCore::Impl::CountInParent(EntryIdx parent, size_t old_tier, size_t new
 void StoreCore::Impl::SetLeaving(EntryIdx idx, size_t leaving_to) {
   Entry& entry = At(idx);
   const size_t old_tier = CountedTier(entry);
-  entry.leaving_to = leaving_to;
+  entry.leaving_to = leaving_to & 3;
   CountInParent(entry.parent, old_tier, CountedTier(entry));
 }
 
@@ -154,8 +137,8 @@ void StoreCore::Impl::SetReplica(EntryIdx idx, size_t tier, ReplicaId replica) {
   KVT_CHECK((entry.replica[tier] == kNoReplica) != (replica == kNoReplica));
   const size_t old_tier = CountedTier(entry);
   if (replica == kNoReplica && ((entry.pinned_mask >> tier) & 1) != 0) {
-    counters_.tiers[tier].pinned_bytes -= entry.bytes;
-    entry.pinned_mask = static_cast<uint8_t>(entry.pinned_mask & ~(1U << tier));
+    counters_.tiers[tier].pinned_bytes -= BlockBytes(entry);
+    entry.pinned_mask = entry.pinned_mask & ~(1U << tier) & kAllTiers;
   }
   const bool counted_before = old_tier != kNowhere;
   entry.replica[tier] = replica;
@@ -206,10 +189,9 @@ void StoreCore::Impl::CountRegret(const Key& key) {
 void StoreCore::Impl::Refresh(EntryIdx idx) {
   Entry& entry = At(idx);
   const bool active = entry.active_count > 0;
-  const bool facts_changed =
-      entry.ranked_seq != entry.last_use_seq || entry.ranked_active != active;
+  const bool facts_changed = entry.rank_is_old || entry.ranked_active != active;
   for (size_t tier = 0; tier < kTierCount; ++tier) {
-    const uint8_t bit = static_cast<uint8_t>(1U << tier);
+    const uint32_t bit = 1U << tier;
     const bool candidate = IsCandidate(entry, tier);
     const bool was_candidate = (entry.candidate_mask & bit) != 0;
     if (candidate && (!was_candidate || facts_changed)) {
@@ -218,21 +200,20 @@ void StoreCore::Impl::Refresh(EntryIdx idx) {
       eviction_->Erase(static_cast<policy::TierIdx>(tier), idx);
     }
     entry.candidate_mask =
-        static_cast<uint8_t>(candidate ? entry.candidate_mask | bit : entry.candidate_mask & ~bit);
+        (candidate ? entry.candidate_mask | bit : entry.candidate_mask & ~bit) & kAllTiers;
     const bool pinned = IsPinned(entry, tier);
     const bool was_pinned = (entry.pinned_mask & bit) != 0;
-    if (pinned && !was_pinned) counters_.tiers[tier].pinned_bytes += entry.bytes;
-    if (!pinned && was_pinned) counters_.tiers[tier].pinned_bytes -= entry.bytes;
-    entry.pinned_mask =
-        static_cast<uint8_t>(pinned ? entry.pinned_mask | bit : entry.pinned_mask & ~bit);
+    if (pinned && !was_pinned) counters_.tiers[tier].pinned_bytes += BlockBytes(entry);
+    if (!pinned && was_pinned) counters_.tiers[tier].pinned_bytes -= BlockBytes(entry);
+    entry.pinned_mask = (pinned ? entry.pinned_mask | bit : entry.pinned_mask & ~bit) & kAllTiers;
   }
-  entry.ranked_seq = entry.last_use_seq;
+  entry.rank_is_old = false;
   entry.ranked_active = active;
 }
 
 void StoreCore::Impl::Touch(EntryIdx idx, uint64_t seq, TimeMs now_ms) {
   Entry& entry = At(idx);
-  entry.last_use_seq = seq;
+  SetLastUse(&entry, seq);
   entry.last_use_ms = now_ms;
   ++entry.use_count;
   entry.prefetched = false;
@@ -240,6 +221,12 @@ void StoreCore::Impl::Touch(EntryIdx idx, uint64_t seq, TimeMs now_ms) {
                   .parent = entry.parent == kNoEntry ? policy::kNoParent : entry.parent,
                   .key = PolicyKey(entry.key),
                   .now_ms = now_ms});
+}
+
+void StoreCore::Impl::SetLastUse(Entry* entry, uint64_t seq) {
+  if (entry->last_use_seq == seq) return;
+  entry->last_use_seq = seq;
+  entry->rank_is_old = true;
 }
 
 // Keys are hashes that cover the namespace: any 64 bits of one name the block.
@@ -267,7 +254,7 @@ void StoreCore::Impl::Drop(EntryIdx idx) {
 
 void StoreCore::Impl::DropIfDoomed(EntryIdx idx) {
   Entry& entry = At(idx);
-  if (!entry.doomed || entry.job != 0 || entry.lease_count > 0 || entry.reader_count > 0) return;
+  if (!entry.doomed || entry.in_transfer || entry.lease_count > 0 || entry.has_readers) return;
   for (size_t tier = 0; tier < kTierCount; ++tier) {
     const bool stays = tier == kNvme && entry.keeps_nvme;
     if (entry.replica[tier] != kNoReplica && !stays) FreeReplica(idx, tier);
@@ -284,21 +271,20 @@ void StoreCore::Impl::DropIfDoomed(EntryIdx idx) {
 void StoreCore::Impl::EraseIfUnused(EntryIdx idx) {
   while (idx != kNoEntry) {
     Entry& entry = At(idx);
-    if (entry.state == EntryState::kCommitted && FastestTier(entry) == kNowhere && entry.job == 0) {
+    if (entry.state == EntryState::kCommitted && FastestTier(entry) == kNowhere &&
+        !entry.in_transfer) {
       entry.state = EntryState::kGhost;
       entry.doomed = false;
       entry.keeps_nvme = false;
       entry.use_count = 0;
     }
     if (entry.state != EntryState::kGhost || entry.child_links > 0 || entry.context_refs > 0 ||
-        entry.job != 0 || entry.reader_count > 0) {
+        entry.in_transfer || entry.has_readers) {
       return;
     }
     KVT_CHECK(entry.candidate_mask == 0 && entry.pinned_mask == 0 && entry.lease_count == 0);
     const EntryIdx parent = entry.parent;
-    index_.erase(IndexKey{entry.ns, entry.key});
-    entry = Entry();
-    unused_entries_.push_back(idx);
+    index_.Remove(idx);
     if (parent != kNoEntry) --At(parent).child_links;
     idx = parent;
   }

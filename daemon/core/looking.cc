@@ -84,7 +84,7 @@ std::vector<ContextSummary> StoreCore::Impl::Contexts(size_t limit) const {
 BlockSummary StoreCore::Impl::Summary(const Entry& entry) const {
   return {.key = entry.key,
           .depth = entry.depth,
-          .bytes = entry.bytes,
+          .bytes = BlockBytes(entry),
           .residency = Visible(entry) ? Residency(entry) : uint8_t{0},
           .lease_count = entry.lease_count,
           .use_count = entry.use_count,
@@ -135,32 +135,38 @@ MissAnswer StoreCore::Impl::WhyMiss(const std::optional<NamespaceHash>& asked,
 }
 
 void StoreCore::Impl::CheckInvariants() const {
-  std::vector<std::array<uint32_t, kTierCount>> child_count(entries_.size());
-  std::vector<uint32_t> child_links(entries_.size());
+  std::vector<std::array<uint32_t, kTierCount>> child_count(index_.size());
+  std::vector<uint32_t> child_links(index_.size());
   std::array<uint64_t, kTierCount> block_count{};
   std::array<uint64_t, kTierCount> pinned_bytes{};
   uint64_t used = 0;
-  for (const Entry& entry : entries_) {
+  uint64_t in_transfer_count = 0;
+  uint64_t pending_count = 0;
+  for (EntryIdx idx = 0; idx < index_.size(); ++idx) {
+    const Entry& entry = At(idx);
     if (entry.state == EntryState::kUnused) continue;
     ++used;
+    if (entry.in_transfer) ++in_transfer_count;
+    if (entry.state == EntryState::kPending) ++pending_count;
     for (size_t tier = 0; tier < kTierCount; ++tier) {
       if (entry.replica[tier] != kNoReplica) ++block_count[tier];
-      if (IsPinned(entry, tier)) pinned_bytes[tier] += entry.bytes;
+      if (IsPinned(entry, tier)) pinned_bytes[tier] += BlockBytes(entry);
       if (entry.parent != kNoEntry && CountedTier(entry) <= tier) {
         ++child_count[entry.parent][tier];
       }
     }
     if (entry.parent != kNoEntry) ++child_links[entry.parent];
   }
-  KVT_CHECK(used == index_.size());
+  KVT_CHECK(used == index_.entry_count());
   for (size_t tier = 0; tier < kTierCount; ++tier) {
     KVT_CHECK(block_count[tier] == counters_.tiers[tier].block_count);
     KVT_CHECK(pinned_bytes[tier] == counters_.tiers[tier].pinned_bytes);
   }
-  for (EntryIdx idx = 0; idx < entries_.size(); ++idx) CheckEntry(idx, child_count, child_links);
+  for (EntryIdx idx = 0; idx < index_.size(); ++idx) CheckEntry(idx, child_count, child_links);
   std::array<uint64_t, kTierCount> leaving{};
+  absl::flat_hash_set<EntryIdx> transferred;
   for (const auto& [id, job] : jobs_) {
-    KVT_CHECK(At(job.entry).job == id);
+    KVT_CHECK(transferred.insert(job.entry).second && At(job.entry).in_transfer);
     KVT_CHECK(At(job.entry).replica[job.source] != kNoReplica);
     KVT_CHECK(At(job.entry).replica[job.target] == kNoReplica);
     if (job.purpose == Purpose::kDemote || job.purpose == Purpose::kPause) {
@@ -168,6 +174,7 @@ void StoreCore::Impl::CheckInvariants() const {
     }
   }
   KVT_CHECK(leaving == leaving_bytes_);
+  KVT_CHECK(in_transfer_count == jobs_.size() && pending_count == filler_of_.size());
 }
 
 void StoreCore::Impl::CheckEntry(EntryIdx idx,
@@ -178,7 +185,7 @@ void StoreCore::Impl::CheckEntry(EntryIdx idx,
   KVT_CHECK(Find(entry.ns, entry.key) == idx);
   KVT_CHECK(entry.child_count == child_count[idx]);
   KVT_CHECK(entry.child_links == child_links[idx]);
-  KVT_CHECK(entry.job == 0 || jobs_.contains(entry.job));
+  KVT_CHECK(entry.has_readers == readers_of_.contains(idx));
   const bool in_memory = MemoryTier(entry) != kNowhere;
   KVT_CHECK(entry.lease_count == 0 || (entry.state == EntryState::kCommitted && in_memory));
   KVT_CHECK(entry.replica[kHbm] == kNoReplica || entry.replica[kHost] == kNoReplica);
@@ -186,17 +193,17 @@ void StoreCore::Impl::CheckEntry(EntryIdx idx,
     case EntryState::kUnused:
       break;
     case EntryState::kGhost:
-      KVT_CHECK(FastestTier(entry) == kNowhere && entry.job == 0);
-      KVT_CHECK(entry.child_links > 0 || entry.context_refs > 0 || entry.reader_count > 0);
+      KVT_CHECK(FastestTier(entry) == kNowhere && !entry.in_transfer);
+      KVT_CHECK(entry.child_links > 0 || entry.context_refs > 0 || entry.has_readers);
       break;
     case EntryState::kPending:
-      KVT_CHECK(in_memory && entry.replica[kNvme] == kNoReplica && entry.job == 0);
-      KVT_CHECK(sessions_.at(entry.filler)->fills.contains(idx));
+      KVT_CHECK(in_memory && entry.replica[kNvme] == kNoReplica && !entry.in_transfer);
+      KVT_CHECK(sessions_.at(filler_of_.at(idx))->fills.contains(idx));
       break;
     case EntryState::kCommitted:
       KVT_CHECK(FastestTier(entry) != kNowhere);
       KVT_CHECK(entry.doomed || !entry.keeps_nvme);
-      KVT_CHECK(!entry.doomed || entry.job != 0 || entry.lease_count > 0 || entry.reader_count > 0);
+      KVT_CHECK(!entry.doomed || entry.in_transfer || entry.lease_count > 0 || entry.has_readers);
       break;
   }
   for (size_t tier = 0; tier < kTierCount; ++tier) {

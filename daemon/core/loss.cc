@@ -7,13 +7,13 @@ namespace kvtier::core {
 
 void StoreCore::Impl::LoseTier(size_t tier, TimeMs now_ms, Effects* effects) {
   lost_tier_[tier] = true;
-  for (EntryIdx idx = 0; idx < entries_.size(); ++idx) {
+  for (EntryIdx idx = 0; idx < index_.size(); ++idx) {
     Entry& entry = At(idx);
     if (entry.replica[tier] == kNoReplica || entry.doomed) continue;
     if (entry.state == EntryState::kPending) {
-      Session* const filler = sessions_.at(entry.filler).get();
+      Session* const filler = sessions_.at(filler_of_.at(idx)).get();
       AbandonFill(filler, idx, filler->mapped);
-    } else if (entry.job == 0 && entry.lease_count == 0) {
+    } else if (!entry.in_transfer && entry.lease_count == 0) {
       if (Residency(entry) == 1U << tier) entry.leaves_for = policy::MissReason::kTierLost;
       EvictReplica(idx, tier);
     } else {
@@ -37,7 +37,7 @@ void StoreCore::Impl::LoseNvmeBlock(const NamespaceHash& namespace_hash, const K
     return;
   }
   // A read that is under way finds out by itself.
-  if (entry.job != 0) return;
+  if (entry.in_transfer) return;
   EvictReplica(idx, kNvme);
   Pump(now_ms, effects);
 }

@@ -166,7 +166,7 @@ void StoreCore::Impl::EvictReplica(EntryIdx idx, size_t tier) {
 ReplicaId StoreCore::Impl::TakeNvmeSlot(const Entry& entry) {
   const OwnerIdx owner = namespaces_[entry.ns].owner.value_or(0);
   while (true) {
-    const auto slot = tiers_[kNvme]->Reserve(entry.bytes, owner);
+    const auto slot = tiers_[kNvme]->Reserve(BlockBytes(entry), owner);
     if (slot.ok()) return *slot;
     if (!absl::IsResourceExhausted(slot.status()) || IsWriteBudgetSpent(slot.status())) {
       return kNoReplica;
@@ -190,7 +190,7 @@ StoreCore::Impl::ReadStart StoreCore::Impl::StartRead(EntryIdx idx, Purpose purp
     // The read displaces no active context's block, but for a demanded one on its way to host.
     const bool idle_only = background || tier == kHbm;
     const SlotOrRoom slot = TakeSlotOrMakeRoom(tier, ns, idle_only, reads_wanted_.size(), effects);
-    if (slot.replica != kNoReplica && (!Visible(At(idx)) || At(idx).job != 0)) {
+    if (slot.replica != kNoReplica && (!Visible(At(idx)) || At(idx).in_transfer)) {
       tiers_[tier]->Free(slot.replica);  // making room took the block itself
       return ReadStart::kNoRoom;
     }
@@ -212,10 +212,10 @@ StoreCore::Impl::ReadStart StoreCore::Impl::StartRead(EntryIdx idx, Purpose purp
 void StoreCore::Impl::StartTransfer(Job job, Effects* effects) {
   Entry& entry = At(job.entry);
   const size_t source = job.source;
-  KVT_CHECK(entry.job == 0 && entry.replica[source] != kNoReplica);
+  KVT_CHECK(!entry.in_transfer && entry.replica[source] != kNoReplica);
   const JobId id = NextId();
-  entry.job = id;
-  job.footprint = tiers_[source]->FootprintBytes(entry.bytes);
+  entry.in_transfer = true;
+  job.footprint = tiers_[source]->FootprintBytes(BlockBytes(entry));
   if (job.purpose == Purpose::kDemote || job.purpose == Purpose::kPause) {
     leaving_bytes_[source] += job.footprint;
     SetLeaving(job.entry, job.target);

@@ -32,7 +32,7 @@ void StoreCore::Impl::PumpReads(Effects* effects) {
   while (!reads_wanted_.empty()) {
     const EntryIdx idx = reads_wanted_.front();
     const Entry& entry = At(idx);
-    if (entry.reader_count > 0 && entry.job == 0) {
+    if (entry.has_readers && !entry.in_transfer) {
       if (!Visible(entry) || MemoryTier(entry) != kNowhere) {
         WakeReaders(idx, BlockStatus::kMiss, effects);
         DropIfDoomed(idx);
@@ -66,8 +66,8 @@ void StoreCore::Impl::PumpPauses(Effects* effects) {
       const bool movable = Visible(entry) && entry.replica[kHbm] != kNoReplica &&
                            entry.lease_count == 0 && entry.active_count == 0;
       if (movable) {
-        if (entry.job != 0) return;  // it moves already, or is being copied to nvme
-        const uint64_t bytes = entry.bytes;
+        if (entry.in_transfer) return;  // it moves already, or is being copied to nvme
+        const uint64_t bytes = BlockBytes(entry);
         const Demotion demotion =
             DemoteFromHbm(idx, Purpose::kPause, id, pause.to_demote.size(), effects);
         if (demotion == Demotion::kBlocked || demotion == Demotion::kStuck) return;
@@ -123,7 +123,7 @@ void StoreCore::Impl::PumpFlush(Effects* effects) {
       const Entry& entry = At(idx);
       const size_t source = MemoryTier(entry);
       if (Visible(entry) && source != kNowhere && entry.replica[kNvme] == kNoReplica) {
-        if (entry.job != 0 || LinkFull(source, kNvme, false)) return;
+        if (entry.in_transfer || LinkFull(source, kNvme, false)) return;
         const ReplicaId replica = TakeNvmeSlot(entry);
         if (replica != kNoReplica) {
           StartTransfer({.entry = idx,
@@ -146,7 +146,7 @@ void StoreCore::Impl::Flush(TimeMs deadline_ms,
   FlushWork flush{.deadline_ms = deadline_ms};
   flush.done = std::move(done);
   if (tiers_[kNvme] != nullptr) {
-    for (EntryIdx idx = 0; idx < entries_.size(); ++idx) {
+    for (EntryIdx idx = 0; idx < index_.size(); ++idx) {
       const Entry& entry = At(idx);
       if (Visible(entry) && entry.replica[kNvme] == kNoReplica &&
           policy::Admit(options_.nvme_admission, Facts(entry))) {

@@ -14,12 +14,12 @@ absl::StatusOr<LookupResult> StoreCore::Impl::Lookup(SessionId session, Namespac
                                                      std::span<const Key> keys) {
   KVT_RETURN_IF_ERROR(FindSession(session, ns).status());
   LookupResult result;
-  for (const Key& key : keys) {
-    const EntryIdx idx = Find(ns, key);
-    if (idx == kNoEntry || !Visible(At(idx))) break;
+  index_.FindEach(ns, keys, [&](EntryIdx idx) {
+    if (idx == kNoEntry || !Visible(At(idx))) return false;
     result.residency.push_back(Residency(At(idx)));
     ++counters_.tiers[FastestTier(At(idx))].hit_block_count;
-  }
+    return true;
+  });
   for (const Key& missed : keys.subspan(result.residency.size())) CountRegret(missed);
   counters_.lookup_block_count += keys.size();
   counters_.lookup_hit_block_count += result.residency.size();
@@ -52,7 +52,8 @@ void StoreCore::Impl::Acquire(SessionId session_id, NamespaceIdx ns, std::span<c
       ++counters_.acquired_in_place_block_count;
       continue;
     }
-    if (At(idx).reader_count++ == 0) reads_wanted_.push_back(idx);
+    if (!At(idx).has_readers) reads_wanted_.push_back(idx);
+    At(idx).has_readers = true;
     readers_of_[idx].push_back({id, i});
     waiter.waiting[i] = idx;
     ++waiter.remaining;
@@ -82,7 +83,7 @@ void StoreCore::Impl::WakeReaders(EntryIdx idx, BlockStatus failure, Effects* ef
   if (it == readers_of_.end()) return;
   const std::vector<Reader> readers = std::move(it->second);
   readers_of_.erase(it);
-  At(idx).reader_count = 0;
+  At(idx).has_readers = false;
   const bool readable = Visible(At(idx)) && MemoryTier(At(idx)) != kNowhere;
   for (const Reader& reader : readers) {
     AcquireWaiter& waiter = acquire_waiters_.at(reader.waiter);
@@ -126,10 +127,11 @@ void StoreCore::Impl::FinishAcquire(AcquireWaiterId id, BlockStatus rest, Effect
 void StoreCore::Impl::StopReading(EntryIdx idx, AcquireWaiterId id) {
   const auto it = readers_of_.find(idx);
   if (it == readers_of_.end()) return;
-  const size_t gone =
-      std::erase_if(it->second, [id](const Reader& reader) { return reader.waiter == id; });
-  At(idx).reader_count -= static_cast<uint32_t>(gone);
-  if (it->second.empty()) readers_of_.erase(it);
+  std::erase_if(it->second, [id](const Reader& reader) { return reader.waiter == id; });
+  if (it->second.empty()) {
+    readers_of_.erase(it);
+    At(idx).has_readers = false;
+  }
   Refresh(idx);
   DropIfDoomed(idx);
   EraseIfUnused(idx);

@@ -15,8 +15,8 @@ void StoreCore::Impl::OnTransferDone(JobId id, const absl::Status& reported, Tim
   // It may have arrived before its tier was lost.
   const absl::Status status = lost_tier_[job.target] ? Unavailable("the tier is lost") : reported;
   Entry& entry = At(job.entry);
-  KVT_CHECK(entry.job == id);
-  entry.job = 0;
+  KVT_CHECK(entry.in_transfer);
+  entry.in_transfer = false;
   if (job.purpose == Purpose::kDemote || job.purpose == Purpose::kPause) {
     leaving_bytes_[job.source] -= job.footprint;
     SetLeaving(job.entry, kNowhere);
@@ -90,9 +90,9 @@ void StoreCore::Impl::FinishNvmeRead(const Job& job, const absl::Status& status,
   BlockStatus failure = BlockStatus::kMiss;
   if (status.ok() && !entry.doomed) {
     SetReplica(job.entry, job.target, job.target_replica);
-    if (job.purpose != Purpose::kDemandRead && entry.reader_count == 0) {
+    if (job.purpose != Purpose::kDemandRead && !entry.has_readers) {
       entry.prefetched = true;
-      entry.last_use_seq = ++use_seq_;  // else it would be the next to leave
+      SetLastUse(&entry, ++use_seq_);  // else it would be the next to leave
       ++counters_.regret.prefetched_block_count;
     }
   } else {
@@ -115,8 +115,8 @@ void StoreCore::Impl::CountTransfer(const Job& job, const absl::Status& status, 
   --link.counters.inflight_count;
   if (status.ok()) {
     ++link.counters.moved_block_count;
-    link.counters.moved_bytes += At(job.entry).bytes;
-    link.measured_bytes += At(job.entry).bytes;
+    link.counters.moved_bytes += BlockBytes(At(job.entry));
+    link.measured_bytes += BlockBytes(At(job.entry));
   } else {
     ++link.counters.failed_block_count;
   }
@@ -126,7 +126,7 @@ void StoreCore::Impl::CountTransfer(const Job& job, const absl::Status& status, 
 void StoreCore::Impl::SettleJob(const Job& job, bool left_hbm) {
   if (const auto pause = pauses_.find(job.pause); pause != pauses_.end()) {
     --pause->second.inflight;
-    if (left_hbm) pause->second.freed_bytes += At(job.entry).bytes;
+    if (left_hbm) pause->second.freed_bytes += BlockBytes(At(job.entry));
   }
   if (const auto ticket = tickets_.find(job.ticket); ticket != tickets_.end()) {
     --ticket->second.inflight;

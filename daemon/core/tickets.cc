@@ -117,10 +117,10 @@ policy::PrefetchTask StoreCore::Impl::TaskOf(const TicketWork& ticket) const {
   for (size_t i = 0; i < ticket.chain.size(); ++i) {
     const Entry& entry = At(ticket.chain[i]);
     if (!Visible(entry)) break;
-    if (entry.replica[kHbm] != kNoReplica || (i < ticket.next && entry.job == 0)) continue;
+    if (entry.replica[kHbm] != kNoReplica || (i < ticket.next && !entry.in_transfer)) continue;
     const size_t tier = FastestTier(entry);
     if (ticket.is_guess && tier == kHost) continue;
-    task.pending_bytes[tier] += entry.bytes;
+    task.pending_bytes[tier] += BlockBytes(entry);
   }
   return task;
 }
@@ -151,8 +151,8 @@ bool StoreCore::Impl::AdvanceTicket(TicketWork* ticket, Effects* effects) {
       ticket->next = ticket->chain.size();  // what follows a gap is of no use
       return true;
     }
-    if (entry.replica[kHbm] != kNoReplica && entry.job == 0) continue;
-    if (entry.job != 0) return false;  // look again when that transfer has ended
+    if (entry.replica[kHbm] != kNoReplica && !entry.in_transfer) continue;
+    if (entry.in_transfer) return false;  // look again when that transfer has ended
     if (MemoryTier(entry) == kHost) {
       if (!ticket->is_guess && !PromoteFromHost(ticket, idx, effects)) return false;
       continue;
@@ -176,7 +176,7 @@ bool StoreCore::Impl::PromoteFromHost(TicketWork* ticket, EntryIdx idx, Effects*
   const SlotOrRoom slot = TakeSlotOrMakeRoom(kHbm, entry.ns, true, 1, effects);
   // Without room it stays on host.
   if (slot.replica == kNoReplica) return slot.room != Room::kLeaving;
-  if (MemoryTier(entry) != kHost || entry.job != 0) {
+  if (MemoryTier(entry) != kHost || entry.in_transfer) {
     tiers_[kHbm]->Free(slot.replica);  // making room moved the block itself
     return false;
   }
