@@ -56,8 +56,23 @@ int MemoryCalls::CreateMemfd(const char* name, unsigned flags) {
 }
 
 int MemoryCalls::Map(int fd, uint64_t bytes, void** base) {
-  *base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  return *base == MAP_FAILED ? -errno : 0;
+  // Room for it at a multiple of a huge page: elsewhere the kernel makes none of its pages huge.
+  const uint64_t room_bytes = bytes + kHugePageBytes;
+  void* const room =
+      mmap(nullptr, room_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (room == MAP_FAILED) return -errno;
+  auto* const begin = static_cast<std::byte*>(room);
+  const uint64_t skipped_bytes = -reinterpret_cast<uintptr_t>(room) % kHugePageBytes;
+  std::byte* const wanted = begin + skipped_bytes;
+  *base = mmap(wanted, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0);
+  if (*base == MAP_FAILED) {
+    const int error = errno;
+    munmap(room, room_bytes);
+    return -error;
+  }
+  if (skipped_bytes > 0) munmap(room, skipped_bytes);
+  if (skipped_bytes < kHugePageBytes) munmap(wanted + bytes, kHugePageBytes - skipped_bytes);
+  return 0;
 }
 
 int MemoryCalls::Advise(std::span<std::byte> memory, int advice) {

@@ -9,6 +9,9 @@
 
 namespace kvtier {
 
+// The size of a huge page that segments may be made of.
+inline constexpr uint64_t kHugePageBytes = 2ULL << 20;
+
 // What the memory tier asks of the kernel. A seam: tests stand in for machines with huge pages,
 // several nodes or tight limits by overriding a call. Results are 0 (a descriptor) or -errno.
 // Thread-safe.
@@ -17,7 +20,7 @@ class MemoryCalls {
   virtual ~MemoryCalls() = default;
 
   virtual int CreateMemfd(const char* name, unsigned flags);
-  // The whole file, shared, readable and writable.
+  // The whole file, shared, readable and writable, at a multiple of kHugePageBytes.
   virtual int Map(int fd, uint64_t bytes, void** base);
   virtual int Advise(std::span<std::byte> memory, int advice);
   virtual int Lock(std::span<std::byte> memory);

@@ -202,6 +202,14 @@ TEST_F(MemoryPrepareTest, GivesOutWhatIsReadyFirst) {
   observer.WaitFor(0);
 }
 
+TEST_F(MemoryPrepareTest, MapsSegmentsWhereHugePagesFit) {
+  Open();
+  WaitForPrepared();
+  for (uint64_t i = 0; i < kSegmentCount; ++i) {
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(tier_->Mapped(Put(i)).data()) % kHugePageBytes, 0u);
+  }
+}
+
 TEST_F(MemoryPrepareTest, EndsInTheMiddleOfThePreparation) {
   calls_.AllowTouches(1);
   Open();

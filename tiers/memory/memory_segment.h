@@ -16,9 +16,6 @@
 
 namespace kvtier {
 
-// The size of a huge page that segments may be made of.
-inline constexpr uint64_t kHugePageBytes = 2ULL << 20;
-
 // Says which file a descriptor is of; no two that exist are alike.
 struct FileId {
   uint64_t device = 0;
