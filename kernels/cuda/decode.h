@@ -84,13 +84,13 @@ struct DeviceLimits {
 // not on the batch, table_stride or the card.
 //
 // Error of out against exact attention over the dequantized values: at most 2^-9 of the largest
-// |out| for BF16 queries without k_smooth: weights are FP16. Other queries are rounded to FP16
-// after an exact scaling, which moves a score over tiles by up to 2^-11 of the sum of
-// softmax_scale * |query * K|: scores of a few units stay within the bound, tens may exceed it.
-// Scores below -10^30 count as hidden. A NaN in a tail token makes the results of the rows that
-// see it NaN. Errors: kInvalidArgument for what the host can see, before anything
-// is launched; kUnavailable if the device is not usable or the launch fails. Thread-safe for
-// disjoint outputs and workspaces.
+// |out| unless values cancel: weights over tiles are FP16, each off by 2^-11 of itself, down to
+// 2^-14 of the largest. Scores are FP32 sums, off by up to 2^-18 of that of softmax_scale * |query
+// * K|, which must be a few hundreds at most. FP32 queries and those with k_smooth are, over tiles,
+// sums of two FP16 numbers, which takes more multiplications. Scores below -10^30 count as hidden.
+// A NaN in a tail token makes the results of the rows that see it NaN. Errors: kInvalidArgument
+// for what the host can see, before anything is launched; kUnavailable if the device is not usable
+// or the launch fails. Thread-safe for disjoint outputs and workspaces.
 Status DecodeBatch(const DecodeBatchArgs& args, Stream stream);
 
 // 0 for arguments that DecodeBatch refuses. Depends on shapes, batch_size, table_stride, query_len

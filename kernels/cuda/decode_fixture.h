@@ -42,15 +42,15 @@ struct DecodeCase {
   ElementType tail_type = ElementType::kBf16;
   ElementType query_type = ElementType::kBf16;
   ElementType out_type = ElementType::kFp32;
-  float score_spread = 1.0F;  // Multiplies the query: large values make one-hot softmaxes.
+  float score_spread = 1.0F;   // Multiplies the query: large values make one-hot softmaxes.
+  float query_unit = 1.0F;     // A power of two. Multiplies the query, divides softmax_scale.
+  float smooth_spread = 1.0F;  // Of log2(k_smooth).
 };
 
-// What decode promises of a case: of out, and of lse, whose error grows with the scores. Queries
-// that are not BF16 numbers are rounded to FP16.
+// What decode promises of a case: of out, and of lse, whose error grows with the scores.
 inline constexpr double kOutErrorMax = 0x1p-9;
 inline double LseErrorMax(const DecodeCase& test_case) {
-  const bool exact_query = test_case.query_type == ElementType::kBf16 && !test_case.has_transform;
-  return (exact_query ? 2e-5 : 2e-3) * std::fmax(1.0, static_cast<double>(test_case.score_spread));
+  return 2e-5 * std::fmax(1.0, static_cast<double>(test_case.score_spread));
 }
 
 // Largest errors against FP64: of out relative to the largest |out| of its row, of lse absolute.
@@ -80,7 +80,7 @@ class DecodeData {
     for (uint32_t h = 0; case_.has_sinks && h < QueryHeads(); ++h) sinks.push_back(Normal());
     for (uint32_t i = 0; case_.has_transform && i < case_.kv_heads * case_.head_dim; ++i) {
       k_mean.push_back(0.5F * Normal());
-      k_smooth.push_back(std::exp2(Normal()));
+      k_smooth.push_back(std::exp2(case_.smooth_spread * Normal()));
     }
     MakeBlocks();
     MakeTails();
@@ -184,7 +184,9 @@ class DecodeData {
   };
 
   float Normal() { return std::normal_distribution<float>()(random_); }
-  float Scale() const { return 1.0F / std::sqrt(static_cast<float>(case_.head_dim)); }
+  float Scale() const {
+    return 1.0F / std::sqrt(static_cast<float>(case_.head_dim)) / case_.query_unit;
+  }
 
   uint64_t WorkspaceBytes() { return DecodeBatchWorkspaceBytes(Args()); }
 
@@ -336,7 +338,7 @@ class DecodeData {
 
   void MakeQueries() {
     for (uint64_t i = 0; i < Rows() * case_.head_dim; ++i) {
-      const float x = case_.score_spread * Normal();
+      const float x = case_.score_spread * Normal() * case_.query_unit;
       const uint16_t bits = FloatToBf16(x);
       const auto* from = case_.query_type == ElementType::kFp32
                              ? reinterpret_cast<const std::byte*>(&x)

@@ -20,7 +20,7 @@
 namespace kvtier::kernels::cuda::inline KVTIER_CUDA_FLAVOUR {
 
 // Online softmax of one warp over the stages of an item.
-template <typename Arch, uint32_t kHeadDim, uint32_t kTilesN>
+template <typename Arch, uint32_t kHeadDim, uint32_t kTilesN, uint32_t kParts>
 struct StageAttention {
   static constexpr uint32_t kStageTokens = StageTokens(kHeadDim);
   // Groups of 16 tokens that are weighed at a time: as many as there are registers for.
@@ -34,7 +34,7 @@ struct StageAttention {
   // may be hidden from some rows, and count may be below kStageTokens.
   template <bool kMasked>
   KVTIER_DEVICE void Add(SharedAddress stage, uint32_t first, uint32_t count, uint32_t g,
-                         uint32_t t, const PassQuery<kHeadDim, kTilesN>& query,
+                         uint32_t t, const PassQuery<kHeadDim, kTilesN, kParts>& query,
                          const DecodeParams& params, uint32_t& damage) {
     KVTIER_NO_UNROLL
     for (uint32_t slot = 0; slot < kStageTokens; slot += 16 * kGroups) {
@@ -46,7 +46,8 @@ struct StageAttention {
   // kGroups groups from token `slot` of the stage on.
   template <bool kMasked>
   KVTIER_DEVICE void AddGroups(SharedAddress stage, uint32_t slot, uint32_t first, uint32_t count,
-                               uint32_t g, uint32_t t, const PassQuery<kHeadDim, kTilesN>& query,
+                               uint32_t g, uint32_t t,
+                               const PassQuery<kHeadDim, kTilesN, kParts>& query,
                                const DecodeParams& params, uint32_t& damage) {
     float scores[kGroups][kTilesN][4];
     KVTIER_UNROLL
@@ -57,8 +58,8 @@ struct StageAttention {
         for (uint32_t i = 0; i < 4; ++i) scores[group][n][i] = 0.0F;
       }
       if (kMasked && slot + 16 * group >= count) continue;
-      ScoreTokens<Arch, kHeadDim, kTilesN>(stage, slot + 16 * group, g, t, query.fragments,
-                                           scores[group], damage);
+      ScoreTokens<Arch, kHeadDim, kTilesN, kParts>(stage, slot + 16 * group, g, t, query.fragments,
+                                                   scores[group], damage);
     }
     ToLog2<kMasked>(scores, slot, first, count, g, query, params);
     Rescale(scores);
@@ -86,7 +87,7 @@ struct StageAttention {
   template <bool kMasked>
   static KVTIER_DEVICE void ToLog2(float (&scores)[kGroups][kTilesN][4], uint32_t first_slot,
                                    uint32_t first, uint32_t count, uint32_t g,
-                                   const PassQuery<kHeadDim, kTilesN>& query,
+                                   const PassQuery<kHeadDim, kTilesN, kParts>& query,
                                    const DecodeParams& params) {
     const bool has_cap = params.soft_cap != 0.0F;
     KVTIER_UNROLL
@@ -158,7 +159,7 @@ struct RingPosition {
   uint32_t parity = 0;   // Of the phase that fills it.
 };
 
-template <typename Arch, uint32_t kHeadDim, uint32_t kTilesN>
+template <typename Arch, uint32_t kHeadDim, uint32_t kTilesN, uint32_t kParts>
 class DecodeWarp {
  public:
   static constexpr uint32_t kRows = 8 * kTilesN;
@@ -218,12 +219,12 @@ class DecodeWarp {
   KVTIER_DEVICE float AttendStages(const DecodeItem& item, const Merger& merger) {
     const uint32_t g = Lane() / 4;
     const uint32_t t = Lane() % 4;
-    PassQuery<kHeadDim, kTilesN> query;
+    PassQuery<kHeadDim, kTilesN, kParts> query;
     query.template Load<Arch>(params_, item, g, t);
     const uint32_t context = item.sealed_tokens + item.tail_tokens;
     const uint32_t all_see_end = FloorSub(context, params_.query_len - 1);
     const uint32_t all_see_begin = params_.window == 0 ? 0 : FloorSub(context, params_.window);
-    StageAttention<Arch, kHeadDim, kTilesN> attention;
+    StageAttention<Arch, kHeadDim, kTilesN, kParts> attention;
     const uint32_t step = kStageTokens * WarpCount();
     for (uint32_t first = item.begin_token + Warp() * kStageTokens; first < item.end_token;
          first += step) {
@@ -273,7 +274,8 @@ class DecodeWarp {
   uint32_t damage_ = 0;
 };
 
-template <typename Arch, uint32_t kHeadDim, uint32_t kTilesN>
+// Of a DecodePlan: kTilesN is its tiles_n, kParts its query_parts.
+template <typename Arch, uint32_t kHeadDim, uint32_t kTilesN, uint32_t kParts>
 KVTIER_DEVICE void DecodeBody(const DecodeParams& params) {
   const SharedAddress memory = SharedBegin();
   if constexpr (Arch::kCopiesBulk) {
@@ -283,7 +285,7 @@ KVTIER_DEVICE void DecodeBody(const DecodeParams& params) {
     FenceProxyAsync();
   }
   CountItems(params, StageTokens(kHeadDim));
-  DecodeWarp<Arch, kHeadDim, kTilesN>(params).Run();
+  DecodeWarp<Arch, kHeadDim, kTilesN, kParts>(params).Run();
 }
 
 }  // namespace kvtier::kernels::cuda::inline KVTIER_CUDA_FLAVOUR

@@ -121,7 +121,11 @@ void LayOut(const DecodeBatchArgs& args, DecodePlan* plan) {
   const TileShape tile = TileOf(shape);
   DecodeParams& params = plan->params;
   const uint32_t rows = args.query_head_count / shape.kv_head_count * args.query_len;
+  plan->head_dim = shape.head_dim;
   plan->tiles_n = rows <= 8 || DecodeRowsMax(shape.head_dim) == 8 ? 1 : 2;
+  // The 8 bits of BF16 fit in FP16; FP32 does not, nor does a product with k_smooth.
+  const bool is_short = args.query_type == ElementType::kBf16 && args.k_smooth == nullptr;
+  plan->query_parts = is_short ? 1 : 2;
   LayOutBatch(args, 8 * plan->tiles_n, &params);
   params.split_heads = shape.kv_head_count;
   params.layer_offset = args.layer_offset;

@@ -61,15 +61,16 @@ KVTIER_DEVICE void LoadQuery8(const DecodeParams& params, const DecodeItem& item
 
 // For StageAttention. Column c of tile n is row 8 * n + c of the pass; a lane holds the constants
 // of its columns 2 * t and 2 * t + 1.
-template <uint32_t kHeadDim, uint32_t kTilesN>
+template <uint32_t kHeadDim, uint32_t kTilesN, uint32_t kParts>
 struct PassQuery {
-  QueryFragments<kHeadDim, kTilesN> fragments;
+  QueryFragments<kHeadDim, kTilesN, kParts> fragments;
   float unit[kTilesN][2];  // Accumulated score to log2 units.
   float bias[kTilesN][2];
   uint32_t end[kTilesN][2];  // Of what the row sees.
 
-  // Every row is scaled by a power of two so that its largest value is in [2^14, 2^15): exact in
-  // FP16 for BF16 queries within 2^28 of it, else rounded to 11 bits.
+  // Every row is scaled by a power of two so that its largest value is in [2^14, 2^15). One part
+  // holds the 8 bits of BF16 values down to 2^-31 of it, two parts hold 22 bits of any values down
+  // to 2^-29 of it. What is smaller still is off by 2^-39 of the largest, or 2^-50.
   template <typename Arch>
   KVTIER_DEVICE void Load(const DecodeParams& params, const DecodeItem& item, uint32_t g,
                           uint32_t t) {
@@ -110,9 +111,16 @@ struct PassQuery {
         }
         KVTIER_UNROLL
         for (uint32_t pair = 0; pair < 4; ++pair) {
-          fragments.b[n][2 * i + pair / 2][pair % 2] =
-              PackHalf2(MulRn(values[Codes<Arch>::FirstOf(pair)], scale),
-                        MulRn(values[Codes<Arch>::SecondOf(pair)], scale));
+          const float first = MulRn(values[Codes<Arch>::FirstOf(pair)], scale);
+          const float second = MulRn(values[Codes<Arch>::SecondOf(pair)], scale);
+          const uint32_t rounded = PackHalf2(first, second);
+          fragments.b[0][n][2 * i + pair / 2][pair % 2] = rounded;
+          if constexpr (kParts == 2) {
+            // Exact differences.
+            fragments.b[1][n][2 * i + pair / 2][pair % 2] =
+                PackHalf2(SubRn(first, FirstHalf(rounded)) * kRestScale,
+                          SubRn(second, SecondHalf(rounded)) * kRestScale);
+          }
         }
       }
       const float to_score = params.softmax_scale * kLog2E;

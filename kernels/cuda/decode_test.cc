@@ -3,7 +3,10 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <random>
 #include <span>
+#include <string>
+#include <type_traits>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -45,34 +48,19 @@ emu::Memory MemoryOf(DecodeData& data) {
   return memory;
 }
 
-template <typename Arch, uint32_t kHeadDim, uint32_t kTilesN>
+using Body = void (*)(const DecodeParams&);
+
+template <typename Arch>
 emu::Report LaunchOn(const DecodePlan& plan, const emu::Memory& memory, uint64_t seed) {
+  const Body body = ChooseDecode(plan, []<uint32_t kHeadDim, uint32_t kTilesN, uint32_t kParts>(
+                                           DecodeShape<kHeadDim, kTilesN, kParts>) {
+    return Body{&DecodeBody<Arch, kHeadDim, kTilesN, kParts>};
+  });
   return emu::Launch({.grid = {plan.grid_size},
                       .block = {32 * plan.warp_count},
                       .shared_bytes = plan.shared_bytes,
                       .seed = seed},
-                     memory, DecodeBody<Arch, kHeadDim, kTilesN>, plan.params);
-}
-
-template <typename Arch>
-emu::Report LaunchFor(uint32_t head_dim, const DecodePlan& plan, const emu::Memory& memory,
-                      uint64_t seed) {
-  const bool two = plan.tiles_n == 2;
-  switch (head_dim) {
-    case 64:
-      return two ? LaunchOn<Arch, 64, 2>(plan, memory, seed)
-                 : LaunchOn<Arch, 64, 1>(plan, memory, seed);
-    case 96:
-      return two ? LaunchOn<Arch, 96, 2>(plan, memory, seed)
-                 : LaunchOn<Arch, 96, 1>(plan, memory, seed);
-    case 128:
-      return two ? LaunchOn<Arch, 128, 2>(plan, memory, seed)
-                 : LaunchOn<Arch, 128, 1>(plan, memory, seed);
-    case 192:
-      return LaunchOn<Arch, 192, 1>(plan, memory, seed);
-    default:
-      return LaunchOn<Arch, 256, 1>(plan, memory, seed);
-  }
+                     memory, body, plan.params);
 }
 
 template <typename Arch>
@@ -80,12 +68,12 @@ emu::Report Execute(DecodeData& data, const DeviceLimits& limits, uint64_t seed 
   DecodePlan plan;
   const Status status = PlanDecode(data.Args(), limits, &plan);
   EXPECT_TRUE(status.ok()) << status.message();
-  return LaunchFor<Arch>(data.test_case().head_dim, plan, MemoryOf(data), seed);
+  return LaunchOn<Arch>(plan, MemoryOf(data), seed);
 }
 
 template <typename Arch>
 void ExpectExact(const DecodeCase& test_case, const DeviceLimits& limits, uint64_t seed = 0) {
-  DecodeData data(test_case, kSeed);
+  DecodeData data(test_case, seed == 0 ? kSeed : seed);
   const emu::Report report = Execute<Arch>(data, limits, seed);
   ASSERT_TRUE(report.ok()) << report.ToString() << "seed " << seed;
   const DecodeErrors errors = data.Errors();
@@ -193,6 +181,80 @@ TEST(Decode, MatchesFp64FromUniformToOneHot) {
   }
 }
 
+TEST(Decode, HoldsTheBoundForQueriesThatFp16DoesNotHold) {
+  for (const float spread : {16.0F, 64.0F}) {
+    ExpectExactEverywhere({.query_type = ElementType::kFp32, .score_spread = spread});
+    ExpectExactEverywhere({.has_transform = true, .score_spread = spread});
+    ExpectExactEverywhere({.group_heads = 12,
+                           .has_transform = true,
+                           .query_type = ElementType::kFp32,
+                           .score_spread = spread});
+  }
+  // Far beyond the range of FP16 and far below it, and channels that the queries hardly have.
+  for (const ElementType type : {ElementType::kBf16, ElementType::kFp32}) {
+    for (const float unit : {0x1p-96F, 0x1p-40F, 0x1p40F, 0x1p100F}) {
+      ExpectExact<Sm90>({.query_type = type, .score_spread = 24.0F, .query_unit = unit}, kHopper);
+    }
+    for (const float spread : {4.0F, 6.0F}) {
+      ExpectExact<Sm80>({.has_transform = true,
+                         .query_type = type,
+                         .score_spread = 24.0F,
+                         .smooth_spread = spread},
+                        kAmpere);
+    }
+  }
+}
+
+// Of everything that a launch can be given. Scores up to hundreds.
+DecodeCase RandomCase(std::mt19937_64& random) {
+  const auto one_of = [&](auto... values) {
+    using Value = std::common_type_t<decltype(values)...>;
+    const Value all[] = {values...};
+    return all[random() % sizeof...(values)];
+  };
+  const auto format = [&] {
+    return one_of(SideFormat::kNvfp4, SideFormat::kNvfp4, SideFormat::kNvfp4, SideFormat::kFp8,
+                  SideFormat::kBf16);
+  };
+  DecodeCase test_case{.block_tokens = one_of(16U, 32U, 64U, 128U),
+                       .head_dim = one_of(64U, 96U, 128U, 192U, 256U),
+                       .kv_heads = one_of(1U, 2U),
+                       .group_heads = one_of(1U, 2U, 5U, 8U, 12U)};
+  const auto count = static_cast<uint32_t>(1 + random() % (256 / test_case.block_tokens));
+  test_case.block_counts = {count};
+  test_case.tail_tokens = {one_of(0U, 1U, 9U, 40U)};
+  test_case.query_len = one_of(1U, 1U, 2U, 4U);
+  test_case.window = one_of(0U, 0U, 1U, 7U, 60U, 150U);
+  test_case.soft_cap = one_of(0.0F, 0.0F, 15.0F, 50.0F);
+  test_case.has_sinks = one_of(false, true);
+  test_case.has_transform = one_of(false, true);
+  test_case.format = {format(), format()};
+  test_case.tail_type = one_of(ElementType::kBf16, ElementType::kFp8E4m3);
+  test_case.query_type = one_of(ElementType::kBf16, ElementType::kFp32);
+  test_case.score_spread = one_of(0.1F, 1.0F, 8.0F, 16.0F, 32.0F, 64.0F);
+  test_case.query_unit = one_of(1.0F, 1.0F, 0x1p-60F, 0x1p60F);
+  test_case.smooth_spread = one_of(1.0F, 4.0F);
+  return test_case;
+}
+
+TEST(Decode, HoldsTheBoundForRandomCases) {
+  for (uint64_t seed = kSeed; seed < kSeed + 50; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    std::mt19937_64 random(seed);
+    const DecodeCase test_case = RandomCase(random);
+    switch (random() % 3) {
+      case 0:
+        ExpectExact<Sm80>(test_case, kAmpere, seed);
+        break;
+      case 1:
+        ExpectExact<Sm90>(test_case, kHopper, seed);
+        break;
+      default:
+        ExpectExact<Sm100>(test_case, kHopper, seed);
+    }
+  }
+}
+
 TEST(Decode, RoundsBf16Results) {
   DecodeData data({.out_type = ElementType::kBf16}, kSeed);
   ASSERT_TRUE(Execute<Sm90>(data, kHopper).ok());
@@ -245,7 +307,7 @@ TEST(Decode, DependsOnNothingButTheSequence) {
   memory.AddInput(std::span<const std::byte>(reference.blocks));
   memory.AddInput(std::span<const std::byte>(reference.tail_k));
   memory.AddInput(std::span<const std::byte>(reference.tail_v));
-  const emu::Report report = LaunchFor<Sm90>(128, plan, memory, kSeed);
+  const emu::Report report = LaunchOn<Sm90>(plan, memory, kSeed);
   ASSERT_TRUE(report.ok()) << report.ToString();
   EXPECT_TRUE(std::equal(reference.out.begin(), reference.out.end(),
                          batch.out.begin() + static_cast<std::ptrdiff_t>(row_bytes)));

@@ -169,18 +169,24 @@ KVTIER_DEVICE void LoadKRows(SharedAddress stage, const uint32_t (&token)[2], ui
 }
 
 // A lane's share of query rows [8 * n, 8 * n + 8) for all n, in the order of KLane's words: column
-// g of the B operands.
-template <uint32_t kHeadDim, uint32_t kTilesN>
+// g of the B operands. Values that FP16 does not hold have a second part: what rounding took from
+// the first, times kRestScale.
+template <uint32_t kHeadDim, uint32_t kTilesN, uint32_t kParts>
 struct QueryFragments {
-  uint32_t b[kTilesN][kHeadDim / 16][2];
+  static_assert(kParts == 1 || kParts == 2);
+  uint32_t b[kParts][kTilesN][kHeadDim / 16][2];
 };
+// The rest is at most half a unit of the last of 11 bits: this brings it to where the first part
+// is, so that it too loses nothing to subnormals before the first part has lost 11 bits more.
+inline constexpr float kRestScale = 0x1p11F;
 
 // scores[n] += K . Q for 16 tokens of the stage: rows of the fragment are TokenMap's tokens,
 // columns query rows, in units of CodeUnit^-1 and the query's scale.
-template <typename Arch, uint32_t kHeadDim, uint32_t kTilesN>
+template <typename Arch, uint32_t kHeadDim, uint32_t kTilesN, uint32_t kParts>
 KVTIER_DEVICE void ScoreTokens(SharedAddress stage, uint32_t first_token, uint32_t g, uint32_t t,
-                               const QueryFragments<kHeadDim, kTilesN>& query,
+                               const QueryFragments<kHeadDim, kTilesN, kParts>& query,
                                float (&scores)[kTilesN][4], uint32_t& damage) {
+  float rest[kTilesN][4] = {};
   const uint32_t token[2] = {first_token + TokenMap<kHeadDim>::Row(g, 0),
                              first_token + TokenMap<kHeadDim>::Row(g, 1)};
   KRows<kHeadDim> rows;
@@ -200,7 +206,19 @@ KVTIER_DEVICE void ScoreTokens(SharedAddress stage, uint32_t first_token, uint32
           MulHalf2(first[2 * half + 1], first_scale), MulHalf2(second[2 * half + 1], second_scale)};
       KVTIER_UNROLL
       for (uint32_t n = 0; n < kTilesN; ++n) {
-        MmaF16(scores[n], a, query.b[n][2 * i + half][0], query.b[n][2 * i + half][1]);
+        MmaF16(scores[n], a, query.b[0][n][2 * i + half][0], query.b[0][n][2 * i + half][1]);
+        if constexpr (kParts == 2) {
+          MmaF16(rest[n], a, query.b[1][n][2 * i + half][0], query.b[1][n][2 * i + half][1]);
+        }
+      }
+    }
+  }
+  if constexpr (kParts == 2) {
+    KVTIER_UNROLL
+    for (uint32_t n = 0; n < kTilesN; ++n) {
+      KVTIER_UNROLL
+      for (uint32_t j = 0; j < 4; ++j) {
+        scores[n][j] = FmaRn(rest[n][j], 1.0F / kRestScale, scores[n][j]);
       }
     }
   }

@@ -76,7 +76,12 @@ void CheckOptions(Suite* suite) {
   CheckCase({.soft_cap = 3.0F, .has_sinks = true}, suite);
   CheckCase({.has_transform = true}, suite);
   CheckCase({.tail_type = ElementType::kFp8E4m3, .query_type = ElementType::kFp32}, suite);
-  for (const float spread : {0.01F, 16.0F, 64.0F}) CheckCase({.score_spread = spread}, suite);
+  for (const float spread : {0.01F, 16.0F, 64.0F}) {
+    CheckCase({.score_spread = spread}, suite);
+    CheckCase({.query_type = ElementType::kFp32, .score_spread = spread}, suite);
+    CheckCase({.has_transform = true, .score_spread = spread}, suite);
+    CheckCase({.group_heads = 12, .query_type = ElementType::kFp32, .score_spread = spread}, suite);
+  }
   for (const SideFormat k : {SideFormat::kNvfp4, SideFormat::kFp8, SideFormat::kBf16}) {
     for (const SideFormat v : {SideFormat::kNvfp4, SideFormat::kFp8, SideFormat::kBf16}) {
       CheckCase({.group_heads = 4, .format = {k, v}}, suite);

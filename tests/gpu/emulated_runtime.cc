@@ -115,24 +115,10 @@ Status DecodeBatch(const DecodeBatchArgs& args, Stream) {
   DecodePlan plan;
   if (const Status status = PlanDecode(args, kEmulatedLimits, &plan); !status.ok()) return status;
   using Body = void (*)(const DecodeParams&);
-  const bool two = plan.tiles_n == 2;
-  Body body = nullptr;
-  switch (args.block_shape.head_dim) {
-    case 64:
-      body = two ? &DecodeBody<Sm90, 64, 2> : &DecodeBody<Sm90, 64, 1>;
-      break;
-    case 96:
-      body = two ? &DecodeBody<Sm90, 96, 2> : &DecodeBody<Sm90, 96, 1>;
-      break;
-    case 128:
-      body = two ? &DecodeBody<Sm90, 128, 2> : &DecodeBody<Sm90, 128, 1>;
-      break;
-    case 192:
-      body = &DecodeBody<Sm90, 192, 1>;
-      break;
-    default:
-      body = &DecodeBody<Sm90, 256, 1>;
-  }
+  const Body body = ChooseDecode(plan, []<uint32_t kHeadDim, uint32_t kTilesN, uint32_t kParts>(
+                                           DecodeShape<kHeadDim, kTilesN, kParts>) {
+    return Body{&DecodeBody<Sm90, kHeadDim, kTilesN, kParts>};
+  });
   Run({.grid = {plan.grid_size},
        .block = {32 * plan.warp_count},
        .shared_bytes = plan.shared_bytes},

@@ -79,10 +79,11 @@ kernels::Status Decode(const cuda::DecodeBatchArgs& args, cuda::Stream) {
   cuda::DecodePlan plan;
   if (const kernels::Status status = PlanDecode(args, kLimits, &plan); !status.ok()) return status;
   EXPECT_EQ(plan.tiles_n, 1u);
+  EXPECT_EQ(plan.query_parts, 1u);
   Emulate({.grid = {plan.grid_size},
            .block = {32 * plan.warp_count},
            .shared_bytes = plan.shared_bytes},
-          &cuda::DecodeBody<cuda::Sm90, 64, 1>, plan.params);
+          &cuda::DecodeBody<cuda::Sm90, 64, 1, 1>, plan.params);
   return kernels::Status();
 }
 constexpr client::KernelLaunches kEmulated = {
