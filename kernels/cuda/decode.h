@@ -85,7 +85,7 @@ struct DeviceLimits {
 //
 // Error of out against exact attention over the dequantized values: at most 2^-9 of the largest
 // |out| unless values cancel: weights over tiles are FP16, each off by 2^-11 of itself, down to
-// 2^-14 of the largest. Scores are FP32 sums, off by up to 2^-18 of that of softmax_scale * |query
+// 2^-29 of the largest. Scores are FP32 sums, off by up to 2^-18 of that of softmax_scale * |query
 // * K|, which must be a few hundreds at most. FP32 queries and those with k_smooth are, over tiles,
 // sums of two FP16 numbers, which takes more multiplications. Scores below -10^30 count as hidden.
 // A NaN in a tail token makes the results of the rows that see it NaN. Errors: kInvalidArgument

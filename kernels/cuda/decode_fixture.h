@@ -45,6 +45,9 @@ struct DecodeCase {
   float score_spread = 1.0F;   // Multiplies the query: large values make one-hot softmaxes.
   float query_unit = 1.0F;     // A power of two. Multiplies the query, divides softmax_scale.
   float smooth_spread = 1.0F;  // Of log2(k_smooth).
+  // Of the scores of a sequence's first sealed token over the others; its values are zeros then, as
+  // those of tokens that take up attention that no other token gets.
+  float idle_lead = 0.0F;
 };
 
 // What decode promises of a case: of out, and of lse, whose error grows with the scores.
@@ -67,6 +70,8 @@ class DecodeData {
   static constexpr uint32_t kLayer = 1;
   static constexpr float kTailScaleK = 0.75F;
   static constexpr float kTailScaleV = 3.0F;
+  static constexpr uint32_t kIdleDim = 19;
+  static constexpr float kIdleKey = 16.0F;
 
   DecodeData(const DecodeCase& test_case, uint64_t seed)
       : case_(test_case),
@@ -222,7 +227,7 @@ class DecodeData {
       for (uint32_t b = 0; b < case_.block_counts[s]; ++b) {
         std::byte* block = &blocks[order[next++] * block_bytes];
         table[uint64_t{s} * table_stride_ + b] = block;
-        FillBlock(block, &values_.back());
+        FillBlock(block, b == 0, &values_.back());
       }
     }
   }
@@ -277,7 +282,7 @@ class DecodeData {
     return x * k_smooth[channel] + k_mean[channel];
   }
 
-  void FillBlock(std::byte* block, Values* values) {
+  void FillBlock(std::byte* block, bool is_first, Values* values) {
     const TileShape tile = TileOf(shape_);
     // Heads are contiguous in a tile, tokens in `values`: collect per head, then interleave.
     std::vector<std::vector<float>> k(case_.kv_heads), v(case_.kv_heads);
@@ -287,6 +292,7 @@ class DecodeData {
       for (const bool is_v : {false, true}) {
         std::vector<std::vector<float>> rows(case_.block_tokens);
         for (auto& row : rows) row = RandomRow();
+        if (is_first && case_.idle_lead != 0.0F) MakeIdle(is_v, &rows[0]);
         FillSide(is_v ? case_.format.v : case_.format.k, rows, is_v, h,
                  side + (is_v ? SideBytes(tile, case_.format.k) : 0), is_v ? &v[h] : &k[h]);
       }
@@ -298,6 +304,11 @@ class DecodeData {
         values->v.insert(values->v.end(), v[h].begin() + at, v[h].begin() + at + case_.head_dim);
       }
     }
+  }
+
+  void MakeIdle(bool is_v, std::vector<float>* row) const {
+    std::fill(row->begin(), row->end(), 0.0F);
+    if (!is_v) (*row)[kIdleDim] = kIdleKey;
   }
 
   void MakeTails() {
@@ -338,7 +349,8 @@ class DecodeData {
 
   void MakeQueries() {
     for (uint64_t i = 0; i < Rows() * case_.head_dim; ++i) {
-      const float x = case_.score_spread * Normal() * case_.query_unit;
+      float x = case_.score_spread * Normal() * case_.query_unit;
+      if (i % case_.head_dim == kIdleDim) x += case_.idle_lead / Scale() / kIdleKey;
       const uint16_t bits = FloatToBf16(x);
       const auto* from = case_.query_type == ElementType::kFp32
                              ? reinterpret_cast<const std::byte*>(&x)

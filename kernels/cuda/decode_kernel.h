@@ -30,6 +30,11 @@ struct StageAttention {
 
   WarpResult<kHeadDim, kTilesN> result;
 
+  KVTIER_DEVICE StageAttention() {
+    KVTIER_UNROLL
+    for (uint32_t n = 0; n < kTilesN; ++n) reference_[n][0] = reference_[n][1] = kNoScore;
+  }
+
   // Stage of `count` tokens that begins at token `first` of the sequence. With kMasked, some tokens
   // may be hidden from some rows, and count may be below kStageTokens.
   template <bool kMasked>
@@ -42,7 +47,29 @@ struct StageAttention {
     }
   }
 
+  // After the last stage: `result` is of weights against its maxima from here on.
+  KVTIER_DEVICE void Finish() {
+    KVTIER_UNROLL
+    for (uint32_t n = 0; n < kTilesN; ++n) {
+      KVTIER_UNROLL
+      for (uint32_t column = 0; column < 2; ++column) {
+        result.top[n][column] = reference_[n][column];
+      }
+    }
+  }
+
  private:
+  // A weight is 2^(score - reference), at most 2^15, which FP16 holds: the lower the reference,
+  // the more tokens of small weight keep all 11 bits. They are the result where the tokens that
+  // take most of the weight have hardly any values.
+  float reference_[kTilesN][2];
+
+  static KVTIER_DEVICE float ReferenceOf(float top) {
+    const float reference = top - 15.0F;
+    // Beyond 2^27 this may be rounded to 16 less, which would be infinity in FP16.
+    return top - reference > 15.0F ? top : reference;
+  }
+
   // kGroups groups from token `slot` of the stage on.
   template <bool kMasked>
   KVTIER_DEVICE void AddGroups(SharedAddress stage, uint32_t slot, uint32_t first, uint32_t count,
@@ -70,8 +97,8 @@ struct StageAttention {
       for (uint32_t n = 0; n < kTilesN; ++n) {
         KVTIER_UNROLL
         for (uint32_t upper = 0; upper < 2; ++upper) {
-          const float first_weight = Exp2(scores[group][n][2 * upper] - result.top[n][0]);
-          const float second_weight = Exp2(scores[group][n][2 * upper + 1] - result.top[n][1]);
+          const float first_weight = Exp2(scores[group][n][2 * upper] - reference_[n][0]);
+          const float second_weight = Exp2(scores[group][n][2 * upper + 1] - reference_[n][1]);
           result.sum[n][0] += first_weight;
           result.sum[n][1] += second_weight;
           weights[n][upper] = TransposeMatrix(PackHalf2(first_weight, second_weight));
@@ -138,9 +165,11 @@ struct StageAttention {
     for (uint32_t n = 0; n < kTilesN; ++n) {
       KVTIER_UNROLL
       for (uint32_t column = 0; column < 2; ++column) {
-        const float factor = Exp2(result.top[n][column] - top[n][column]);
+        const float next = ReferenceOf(top[n][column]);
+        const float factor = Exp2(reference_[n][column] - next);
         result.sum[n][column] *= factor;
         result.top[n][column] = top[n][column];
+        reference_[n][column] = next;
         KVTIER_UNROLL
         for (uint32_t tile = 0; tile < kHeadDim / 16; ++tile) {
           result.out.c[tile][n][column] *= factor;
@@ -243,6 +272,7 @@ class DecodeWarp {
       ring_.consume = ring_.consume + 1 == params_.stage_count ? 0 : ring_.consume + 1;
       ring_.parity ^= ring_.consume == 0 ? 1 : 0;
     }
+    attention.Finish();
     merger.Publish(attention.result, Slot(ring_.issue));
     return CodeUnit<Arch>() * LoadConstant(params_.g_v + item.kv_head);
   }

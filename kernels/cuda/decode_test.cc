@@ -175,7 +175,7 @@ TEST(Decode, MatchesFp64WithOptions) {
 }
 
 TEST(Decode, MatchesFp64FromUniformToOneHot) {
-  for (const float spread : {0.0F, 0.01F, 4.0F, 16.0F, 64.0F}) {
+  for (const float spread : {0.0F, 0.01F, 4.0F, 16.0F, 64.0F, 4e7F}) {
     ExpectExact<Sm90>({.score_spread = spread}, kHopper);
     ExpectExact<Sm100>({.score_spread = spread}, kHopper);
   }
@@ -201,6 +201,18 @@ TEST(Decode, HoldsTheBoundForQueriesThatFp16DoesNotHold) {
                          .score_spread = 24.0F,
                          .smooth_spread = spread},
                         kAmpere);
+    }
+  }
+}
+
+TEST(Decode, HoldsTheBoundBesideATokenWithoutValues) {
+  // The others' weights are what the result is made of, however small.
+  for (const float lead : {4.0F, 12.0F, 20.0F}) {
+    for (const float spread : {0.01F, 1.0F}) {
+      const DecodeCase test_case{
+          .kv_heads = 1, .block_counts = {10}, .score_spread = spread, .idle_lead = lead};
+      ExpectExact<Sm90>(test_case, kHopper);
+      ExpectExact<Sm100>(test_case, kHopper);
     }
   }
 }
@@ -234,6 +246,7 @@ DecodeCase RandomCase(std::mt19937_64& random) {
   test_case.score_spread = one_of(0.1F, 1.0F, 8.0F, 16.0F, 32.0F, 64.0F);
   test_case.query_unit = one_of(1.0F, 1.0F, 0x1p-60F, 0x1p60F);
   test_case.smooth_spread = one_of(1.0F, 4.0F);
+  test_case.idle_lead = one_of(0.0F, 0.0F, 10.0F);
   return test_case;
 }
 

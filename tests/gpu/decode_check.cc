@@ -82,6 +82,7 @@ void CheckOptions(Suite* suite) {
     CheckCase({.has_transform = true, .score_spread = spread}, suite);
     CheckCase({.group_heads = 12, .query_type = ElementType::kFp32, .score_spread = spread}, suite);
   }
+  for (const float lead : {4.0F, 12.0F, 20.0F}) CheckCase({.idle_lead = lead}, suite);
   for (const SideFormat k : {SideFormat::kNvfp4, SideFormat::kFp8, SideFormat::kBf16}) {
     for (const SideFormat v : {SideFormat::kNvfp4, SideFormat::kFp8, SideFormat::kBf16}) {
       CheckCase({.group_heads = 4, .format = {k, v}}, suite);
