@@ -46,6 +46,20 @@ kernels::cuda::DeviceBlocks BlocksOf(const TransferCall& call, const TableSpace&
           .shape = call.shape};
 }
 
+// SealBlocksArgs or GatherBlocksArgs.
+template <typename Args, typename Counters>
+Args ArgsOf(const TransferCall& call, Counters* counters, const TableSpace& space) {
+  Args args;
+  args.blocks = BlocksOf(call, space);
+  args.k = RowsOf(*call.rows, call.rows->k, call.rows->k_scales);
+  args.v = RowsOf(*call.rows, call.rows->v, call.rows->v_scales);
+  args.pages = {.page_table = call.rows->page_table, .page_tokens = call.rows->page_tokens};
+  args.g_k = call.scales->g_k;
+  args.g_v = call.scales->g_v;
+  args.counters = counters;
+  return args;
+}
+
 // The copy is enqueued.
 absl::Status SendEntries(const TransferCall& call, DeviceStream stream, const TableSpace& space) {
   auto* const entries = reinterpret_cast<BlockEntry*>(space.host.data());
@@ -137,14 +151,7 @@ class DecodeTables {
 
 absl::Status SealOnGpu(const TransferCall& call, kernels::cuda::SealCounters* counters,
                        DeviceStream stream, const TableSpace& space) {
-  const kernels::cuda::SealBlocksArgs args{
-      .blocks = BlocksOf(call, space),
-      .k = RowsOf(*call.rows, call.rows->k, call.rows->k_scales),
-      .v = RowsOf(*call.rows, call.rows->v, call.rows->v_scales),
-      .pages = {.page_table = call.rows->page_table, .page_tokens = call.rows->page_tokens},
-      .g_k = call.scales->g_k,
-      .g_v = call.scales->g_v,
-      .counters = counters};
+  const auto args = ArgsOf<kernels::cuda::SealBlocksArgs>(call, counters, space);
   kernels::cuda::SealPlan plan;
   KVT_RETURN_IF_ERROR(FromKernels(PlanSeal(args, &plan)));
   KVT_RETURN_IF_ERROR(SendEntries(call, stream, space));
@@ -153,14 +160,7 @@ absl::Status SealOnGpu(const TransferCall& call, kernels::cuda::SealCounters* co
 
 absl::Status GatherOnGpu(const TransferCall& call, kernels::cuda::GatherCounters* counters,
                          DeviceStream stream, const TableSpace& space) {
-  const kernels::cuda::GatherBlocksArgs args{
-      .blocks = BlocksOf(call, space),
-      .k = RowsOf(*call.rows, call.rows->k, call.rows->k_scales),
-      .v = RowsOf(*call.rows, call.rows->v, call.rows->v_scales),
-      .pages = {.page_table = call.rows->page_table, .page_tokens = call.rows->page_tokens},
-      .g_k = call.scales->g_k,
-      .g_v = call.scales->g_v,
-      .counters = counters};
+  const auto args = ArgsOf<kernels::cuda::GatherBlocksArgs>(call, counters, space);
   kernels::cuda::GatherPlan plan;
   KVT_RETURN_IF_ERROR(FromKernels(PlanGather(args, &plan)));
   KVT_RETURN_IF_ERROR(SendEntries(call, stream, space));
