@@ -43,6 +43,48 @@ absl::Status CheckOptions(const NvmeOptions& options) {
   return absl::OkStatus();
 }
 
+// By segment, offset and generation. Entries are large and many: each is moved once.
+void SortByPlace(std::vector<nvme::IndexEntry>* entries) {
+  struct Place {
+    uint32_t segment_idx;
+    uint32_t from_idx;
+    uint64_t offset_bytes;
+    uint64_t generation;
+  };
+  std::vector<Place> places;
+  places.reserve(entries->size());
+  for (const nvme::IndexEntry& entry : *entries) {
+    places.push_back({.segment_idx = entry.at.segment_idx,
+                      .from_idx = static_cast<uint32_t>(places.size()),
+                      .offset_bytes = entry.at.offset_bytes,
+                      .generation = entry.at.generation});
+  }
+  std::sort(places.begin(), places.end(), [](const Place& a, const Place& b) {
+    return std::tie(a.segment_idx, a.offset_bytes, a.generation) <
+           std::tie(b.segment_idx, b.offset_bytes, b.generation);
+  });
+  // Each cycle of entries that take each other's places, from where it is met first.
+  for (uint32_t start = 0; start < places.size(); ++start) {
+    if (places[start].from_idx == start) continue;
+    const nvme::IndexEntry first = (*entries)[start];
+    uint32_t to = start;
+    while (places[to].from_idx != start) {
+      const uint32_t from = std::exchange(places[to].from_idx, to);
+      (*entries)[to] = (*entries)[from];
+      to = from;
+    }
+    places[to].from_idx = to;
+    (*entries)[to] = first;
+  }
+}
+
+// Requires: `before` does not come after `entry`.
+bool Overlap(const nvme::IndexEntry& before, const nvme::IndexEntry& entry) {
+  return before.at.segment_idx == entry.at.segment_idx &&
+         before.at.offset_bytes + nvme::RecordBytes(before.meta.payload_bytes) >
+             entry.at.offset_bytes;
+}
+
 nvme::IndexRemoval RemovalOfEntry(const nvme::IndexEntry& entry) {
   return {.namespace_hash = entry.meta.namespace_hash,
           .key = entry.meta.key,
@@ -229,21 +271,17 @@ absl::StatusOr<std::vector<nvme::IndexEntry>> NvmeTier::Impl::LoadEntries(
   dropped_count_ += bad_count;
   // Two entries over the same bytes: at most one can be true, and reads would find out; the
   // accounting must not.
-  std::sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) {
-    return std::tie(a.at.segment_idx, a.at.offset_bytes, a.at.generation) <
-           std::tie(b.at.segment_idx, b.at.offset_bytes, b.at.generation);
-  });
-  std::vector<nvme::IndexEntry> kept;
-  for (nvme::IndexEntry& entry : entries) {
-    if (!kept.empty() && kept.back().at.segment_idx == entry.at.segment_idx &&
-        kept.back().at.offset_bytes + nvme::RecordBytes(kept.back().meta.payload_bytes) >
-            entry.at.offset_bytes) {
+  SortByPlace(&entries);
+  size_t kept_count = 0;
+  for (const nvme::IndexEntry& entry : entries) {
+    if (kept_count > 0 && Overlap(entries[kept_count - 1], entry)) {
       dropped.push_back(RemovalOfEntry(entry));
     } else {
-      kept.push_back(std::move(entry));
+      entries[kept_count++] = entry;
     }
   }
-  return kept;
+  entries.resize(kept_count);
+  return entries;
 }
 
 // The capacity became smaller: the files that hold least go.
@@ -306,7 +344,8 @@ absl::Status NvmeTier::Impl::Recover(
   dropped_count_ += dropped.size();
   recovered_count_ = entries.size();
 
-  std::vector<std::pair<BlockMeta, ReplicaId>> recovered;
+  std::vector<ReplicaId> replica_ids;  // of the entries
+  replica_ids.reserve(entries.size());
   {
     absl::MutexLock lock(&mutex_);
     KVT_CHECK(!is_recovered_);
@@ -319,14 +358,14 @@ absl::Status NvmeTier::Impl::Recover(
       replicas_.Settle(replica_id, entry.at);
       segments_->LoadRecord(entry.at, nvme::RecordBytes(entry.meta.payload_bytes));
       used_bytes_ += FootprintBytes(entry.meta.payload_bytes);
-      recovered.emplace_back(entry.meta, replica_id);
+      replica_ids.push_back(replica_id);
     }
     segments_->FinishLoad();
     physical_bytes_ = dir_->PhysicalBytes();
   }
   files_.clear();
   KVT_ASSIGN_OR_RETURN(const nvme::WriteBudget::Spent spent, index_->LoadSpent());
-  for (const auto& [meta, replica_id] : recovered) found(meta, replica_id);
+  for (size_t i = 0; i < entries.size(); ++i) found(entries[i].meta, replica_ids[i]);
   absl::MutexLock lock(&mutex_);
   budget_.Load(spent);
   is_recovered_ = true;
