@@ -18,13 +18,14 @@ namespace kvtier::bench {
 namespace {
 
 constexpr char kUsage[] =
-    "usage: bench_tiers [--dir DIR] [--quick] [--rounds N] [--only PART] [--io-engine NAME]\n"
-    "                   [--json] [--check FILE] [--tolerance SHARE]\n"
+    "usage: bench_tiers [--dir DIR] [--quick] [--rounds N] [--only PART] [--blocks N]\n"
+    "                   [--io-engine NAME] [--json] [--check FILE] [--tolerance SHARE]\n"
     "  --dir DIR      where a folder is made for the run, and removed: a file system with "
     "O_DIRECT\n"
     "                 ($TMPDIR or /tmp)\n"
     "  --quick        little data, one round: does it run at all; the figures mean nothing\n"
-    "  --only PART    speed, blobs, memory, churn or start\n"
+    "  --only PART    speed, blobs, memory, churn, lookup or start\n"
+    "  --blocks N     in the indexes of lookup and start (1000000)\n"
     "  --json         for programs; FILE of --check is such output\n"
     "  --check FILE   exit 1 if a ratio is worse than FILE's by more than the tolerance (0.2)\n"
     "Without --check it exits 1 if a row misses what it must reach.\n";
@@ -34,6 +35,7 @@ struct Flags {
   bool is_quick = false;
   bool is_json = false;
   int round_count = 0;
+  uint64_t indexed_block_count = 0;
   std::string only;
   std::string io_engine = "auto";
   std::string recorded_path;
@@ -63,6 +65,8 @@ Flags ParseFlags(int argc, char** argv) {
       flags.round_count = std::max(1, std::atoi(argv[++i]));
     } else if (flag == "--only") {
       flags.only = argv[++i];
+    } else if (flag == "--blocks") {
+      flags.indexed_block_count = std::strtoull(argv[++i], nullptr, 10);
     } else if (flag == "--io-engine") {
       flags.io_engine = argv[++i];
     } else if (flag == "--check") {
@@ -119,6 +123,7 @@ std::vector<Row> RunAll(const Flags& flags) {
     settings.churn_segment_count = 32;
   }
   if (flags.round_count > 0) settings.round_count = flags.round_count;
+  if (flags.indexed_block_count > 0) settings.indexed_block_count = flags.indexed_block_count;
   std::vector<Row> rows;
   for (const uint32_t kib : {64, 256, 1024, 4096}) {
     InFolder(flags, settings, "speed", [&](const Settings& here) {
@@ -130,6 +135,7 @@ std::vector<Row> RunAll(const Flags& flags) {
   InFolder(flags, settings, "memory",
            [&](const Settings& here) { MeasureMemory(here, 1 << 20, &rows); });
   InFolder(flags, settings, "churn", [&](const Settings& here) { MeasureChurn(here, &rows); });
+  InFolder(flags, settings, "lookup", [&](const Settings& here) { MeasureLookup(here, &rows); });
   InFolder(flags, settings, "start", [&](const Settings& here) { MeasureStart(here, &rows); });
   return rows;
 }

@@ -11,7 +11,7 @@ namespace kvtier::bench {
 struct Row {
   std::string name = {};
   double value = 0;
-  // "", "x", "s/GB", "s", "B".
+  // "", "x", "s/GB", "s", "ns", "B".
   std::string unit = {};
   // Missing: shown only.
   std::optional<double> must = {};

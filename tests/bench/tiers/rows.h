@@ -19,6 +19,7 @@ struct Settings {
   // Bytes that the random reads choose from.
   uint64_t data_bytes = 512ULL << 20;
   int round_count = 7;
+  // Of the parts about indexes.
   uint64_t indexed_block_count = 1'000'000;
   uint64_t churn_segment_count = 64;
   // "auto", "io_uring" or "pread".
@@ -35,6 +36,8 @@ void MeasureBlobStore(const Settings& settings, uint32_t block_bytes, std::vecto
 void MeasureMemory(const Settings& settings, uint32_t block_bytes, std::vector<Row>* rows);
 // Bytes written to the device for each byte of payload while segments are emptied.
 void MeasureChurn(const Settings& settings, std::vector<Row>* rows);
+// Time of finding the blocks of a chain where the store keeps them.
+void MeasureLookup(const Settings& settings, std::vector<Row>* rows);
 // Time from nothing to serving, and the memory of the indexes.
 void MeasureStart(const Settings& settings, std::vector<Row>* rows);
 

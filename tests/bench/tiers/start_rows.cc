@@ -11,6 +11,7 @@
 #include "daemon/core/store_core.h"
 #include "policy/policy.h"
 #include "tests/bench/tiers/meter.h"
+#include "tests/bench/tiers/numbered_blocks.h"
 #include "tests/bench/tiers/rows.h"
 #include "tiers/memory/memory_tier.h"
 #include "tiers/nvme/block_index.h"
@@ -25,17 +26,6 @@ constexpr uint64_t kSegmentBytes = 256ULL << 20;
 constexpr uint32_t kPayloadBytes = 4096;
 constexpr uint64_t kChainBlocks = 64;
 constexpr uint64_t kBatchCount = 10'000;
-
-Digest NumberedDigest(uint64_t number) {
-  Digest digest;
-  for (uint64_t i = 0; i < 4; ++i) {
-    uint64_t word = (number * 4 + i + 1) * 0x9E3779B97F4A7C15ULL;
-    word = (word ^ (word >> 31)) * 0xBF58476D1CE4E5B9ULL;
-    word ^= word >> 29;
-    std::memcpy(digest.bytes.data() + 8 * i, &word, sizeof(word));
-  }
-  return digest;
-}
 
 void MakeSegment(const std::string& dir, uint32_t segment_idx, uint64_t sequence) {
   char name[32];
@@ -63,6 +53,7 @@ void MakeDirectory(const std::string& path, uint64_t block_count) {
   options.path = path + "/index";
   auto index = nvme::BlockIndex::Open(options);
   MustBeOk(index.status());
+  const NumberedBlocks blocks(kChainBlocks, kPayloadBytes);
   std::vector<nvme::IndexEntry> batch;
   for (uint64_t i = 0; i < block_count; ++i) {
     const auto segment_idx = static_cast<uint32_t>(i / per_segment);
@@ -70,10 +61,7 @@ void MakeDirectory(const std::string& path, uint64_t block_count) {
     if (i % per_segment == 0) MakeSegment(path + "/segments", segment_idx, sequence);
     const uint64_t offset_bytes = nvme::kPageBytes + i % per_segment * record_bytes;
     nvme::IndexEntry entry;
-    entry.meta.key = NumberedDigest(i);
-    entry.meta.depth = static_cast<uint32_t>(i % kChainBlocks);
-    if (entry.meta.depth > 0) entry.meta.parent = NumberedDigest(i - 1);
-    entry.meta.payload_bytes = kPayloadBytes;
+    entry.meta = blocks.MetaOf(i);
     entry.at = {.segment_idx = segment_idx,
                 .offset_bytes = offset_bytes,
                 .generation = nvme::GenerationOf(sequence, offset_bytes),
@@ -88,13 +76,18 @@ void MakeDirectory(const std::string& path, uint64_t block_count) {
 
 struct Started {
   double seconds = 0;
+  double cpu_seconds = 0;
+  // Without what the core and its policy have before there is a block: that is bounded, and there
+  // once.
   uint64_t memory_bytes = 0;
+  uint64_t core_fixed_bytes = 0;
 };
 
 // With the core, as the daemon does it; or the tier alone.
 Started Start(const std::string& path, uint64_t block_count, bool with_core) {
   const uint64_t memory_before = MallocBytes();
   const double begin = WallSeconds();
+  const double cpu_begin = CpuSeconds();
   auto nvme =
       NvmeTier::Create({.dir = path, .capacity_bytes = 4 * block_count * 8192 + (4ULL << 30)});
   MustBeOk(nvme.status());
@@ -103,20 +96,27 @@ Started Start(const std::string& path, uint64_t block_count, bool with_core) {
   MustBeOk(hbm.status());
   MustBeOk(host.status());
   std::unique_ptr<core::StoreCore> core;
+  const uint64_t memory_before_core = MallocBytes();
   if (with_core) {
     core::CoreOptions options;
     options.watermarks.fill({.high = 0.95, .low = 0.90});
-    core = std::make_unique<core::StoreCore>(options, hbm->get(), host->get(), nvme->get(),
-                                             policy::NewLruPolicy());
+    core =
+        std::make_unique<core::StoreCore>(options, hbm->get(), host->get(), nvme->get(),
+                                          policy::NewEvictionPolicy(policy::EvictionKind::kHazard));
   }
+  const uint64_t core_fixed_bytes = MallocBytes() - memory_before_core;
   uint64_t found_count = 0;
   MustBeOk((*nvme)->Recover([&](const BlockMeta& meta, ReplicaId replica) {
     ++found_count;
     if (core != nullptr && !core->Adopt(meta, replica)) Die("a block was refused");
   }));
   const double seconds = WallSeconds() - begin;
+  const double cpu_seconds = CpuSeconds() - cpu_begin;
   if (found_count != block_count) Die("blocks are missing after a start");
-  return {.seconds = seconds, .memory_bytes = MallocBytes() - memory_before};
+  return {.seconds = seconds,
+          .cpu_seconds = cpu_seconds,
+          .memory_bytes = MallocBytes() - memory_before - core_fixed_bytes,
+          .core_fixed_bytes = core_fixed_bytes};
 }
 
 }  // namespace
@@ -134,9 +134,10 @@ void MeasureStart(const Settings& settings, std::vector<Row>* rows) {
   }
   // The limits are those of a million blocks; time grows with their number.
   const double millions = static_cast<double>(count) / 1e6;
-  char note[96];
-  std::snprintf(note, sizeof(note), "%.2f million blocks; the tier alone %.2f s", millions,
-                tier.seconds);
+  char note[128];
+  std::snprintf(note, sizeof(note),
+                "%.2f million blocks, %.2f s of CPU; the tier alone %.2f s, %.2f s", millions,
+                all.cpu_seconds, tier.seconds, tier.cpu_seconds);
   rows->push_back({.name = "start with indexed blocks: time to serving, for a million",
                    .value = Median(seconds) / millions,
                    .unit = "s",
@@ -146,9 +147,12 @@ void MeasureStart(const Settings& settings, std::vector<Row>* rows) {
                    .is_ratio = false,
                    .note = note});
   const double blocks = static_cast<double>(count);
-  std::snprintf(note, sizeof(note), "nvme %.0f B, of which RocksDB has a share; store core %.0f B",
-                static_cast<double>(tier.memory_bytes) / blocks,
-                static_cast<double>(all.memory_bytes - tier.memory_bytes) / blocks);
+  std::snprintf(
+      note, sizeof(note),
+      "nvme %.0f B, of which RocksDB has a share; store core and policy %.0f B and %.0f MB",
+      static_cast<double>(tier.memory_bytes) / blocks,
+      static_cast<double>(all.memory_bytes - tier.memory_bytes) / blocks,
+      static_cast<double>(all.core_fixed_bytes) / 1e6);
   rows->push_back({.name = "memory of all indexes, a block",
                    .value = static_cast<double>(all.memory_bytes) / blocks,
                    .unit = "B",
