@@ -12,6 +12,8 @@ void EvictionPolicy::Expect(BlockRef /*block*/, NextStep /*next*/, uint64_t /*no
 
 void EvictionPolicy::Forget(BlockRef /*block*/, uint64_t /*key*/) {}
 
+bool EvictionPolicy::BeatsIdleVictim(TierIdx /*tier*/, BlockRef /*block*/) { return true; }
+
 absl::StatusOr<EvictionKind> ParseEviction(std::string_view name) {
   if (name == "lru") return EvictionKind::kLru;
   if (name == "hazard") return EvictionKind::kHazard;

@@ -201,7 +201,7 @@ bool HazardPolicy::Lapsed(const Record& record) const {
   return late > kPromiseLate * away + static_cast<float>(kPromiseLateTicks);
 }
 
-float HazardPolicy::WorthOf(const Record& record) {
+float HazardPolicy::PromisedWorth(const Record& record) {
   const float learned = model_.Worth(record.class_idx, now_ - record.last_use);
   // What was promised came about for the chain, but without this block.
   const bool superseded =
@@ -225,14 +225,14 @@ std::optional<BlockRef> HazardPolicy::LeastWorth(TierIdx tier, size_t activity) 
   Leaf victim;
   const auto offset = static_cast<uint32_t>(NextRandom(&random_) >> 32);
   pool.VisitOldestAndSample(kSampleCount, offset, [&](ClassIdx class_idx, Leaf leaf) {
-    const float worth = leaf.announced != 0 ? WorthOf(RecordOf(leaf.block))
+    const float worth = leaf.announced != 0 ? PromisedWorth(RecordOf(leaf.block))
                                             : model_.Worth(class_idx, now_ - leaf.last_use);
     if (worth < least || (worth == least && leaf < victim)) {
       least = worth;
       victim = leaf;
     }
   });
-  found = {.valid = true, .block = victim.block};
+  found = {.valid = true, .block = victim.block, .worth = least};
   return found.block;
 }
 
@@ -242,6 +242,15 @@ std::optional<BlockRef> HazardPolicy::Victim(TierIdx tier) {
 }
 
 std::optional<BlockRef> HazardPolicy::IdleVictim(TierIdx tier) { return LeastWorth(tier, 0); }
+
+bool HazardPolicy::BeatsIdleVictim(TierIdx tier, BlockRef block) {
+  if (!LeastWorth(tier, 0).has_value()) return false;
+  const Record& record = RecordOf(block);
+  const float worth = record.returns_at != 0
+                          ? PromisedWorth(record)
+                          : model_.Worth(record.class_idx, now_ - record.last_use);
+  return worth > found_[tier][0].worth;
+}
 
 uint64_t HazardPolicy::memory_bytes() const {
   uint64_t bytes = record_count_max() * sizeof(Record) + ghosts_.memory_bytes();

@@ -49,6 +49,7 @@ class HazardPolicy final : public EvictionPolicy {
   void Erase(TierIdx tier, BlockRef block) override;
   std::optional<BlockRef> Victim(TierIdx tier) override;
   std::optional<BlockRef> IdleVictim(TierIdx tier) override;
+  bool BeatsIdleVictim(TierIdx tier, BlockRef block) override;
 
   // What was learned, to be restored after a restart; it does not know single blocks. See
   // HazardModel.
@@ -85,6 +86,7 @@ class HazardPolicy final : public EvictionPolicy {
   struct Found {
     bool valid = false;
     BlockRef block = 0;
+    float worth = 0;
   };
 
   void AdvanceTo(uint64_t now_ms);
@@ -102,7 +104,7 @@ class HazardPolicy final : public EvictionPolicy {
   void ResolvePromise(const Record& record);
   bool Lapsed(const Record& record) const;
   // Requires: the client said when it comes back.
-  float WorthOf(const Record& record);
+  float PromisedWorth(const Record& record);
   std::optional<BlockRef> LeastWorth(TierIdx tier, size_t activity);
 
   HazardModel model_;

@@ -106,6 +106,20 @@ TEST(HazardPolicyTest, AQueuedRequestSavesItsBlocks) {
   EXPECT_EQ(policy.Victim(kHost), 2);
 }
 
+TEST(HazardPolicyTest, AGuessTakesRoomOnlyFromWhatIsNeededLater) {
+  HazardPolicy policy({});
+  policy.Use(UseAt(1, 1000));
+  policy.Expect(1, NextStep::kUnknown, 1000, 10'000);
+  policy.Use(UseAt(2, 1000));
+  policy.Expect(2, NextStep::kUnknown, 1000, 60'000);
+  EXPECT_FALSE(policy.BeatsIdleVictim(kHost, 2)) << "nothing may leave";
+  policy.Upsert(kHost, 1, {});
+  EXPECT_FALSE(policy.BeatsIdleVictim(kHost, 2));
+  policy.Upsert(kHost, 2, {});
+  policy.Erase(kHost, 1);
+  EXPECT_TRUE(policy.BeatsIdleVictim(kHost, 1));
+}
+
 TEST(HazardPolicyTest, BlocksThatTheirChainCameBackWithoutGoFirst) {
   HazardPolicy policy({});
   BlockUse root = UseAt(1, 1000);

@@ -88,6 +88,10 @@ class EvictionPolicy {
   virtual std::optional<BlockRef> Victim(TierIdx tier) = 0;
   // The same among blocks of no active context.
   virtual std::optional<BlockRef> IdleVictim(TierIdx tier) = 0;
+
+  // Whether a block, were it on the tier, would be worth more than what IdleVictim says: only then
+  // may a guess take its room. True for policies that cannot tell.
+  virtual bool BeatsIdleVictim(TierIdx tier, BlockRef block);
 };
 
 // Leaf-first LRU: blocks of active contexts last, then by last use, then the deepest first.

@@ -70,6 +70,12 @@ bool ReadingIsFaster(const LoadOrRecompute& blocks, double bytes_per_ms,
   return read_ms <= recompute_ms;
 }
 
+uint64_t HeldUntilMs(uint64_t deadline_ms, uint64_t said_ms) {
+  constexpr uint64_t kLateMsMin = 10'000;
+  const uint64_t away_ms = deadline_ms - std::min(deadline_ms, said_ms);
+  return deadline_ms + std::max(kLateMsMin, away_ms / 2);
+}
+
 uint32_t BackgroundTransfersMax(double bytes_per_ms, uint64_t block_bytes,
                                 uint32_t transfers_per_link_max) {
   const uint32_t half = std::max(transfers_per_link_max / 2, 1U);

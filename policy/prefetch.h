@@ -61,6 +61,13 @@ struct LoadOrRecompute {
 bool ReadingIsFaster(const LoadOrRecompute& blocks, double bytes_per_ms,
                      double prefill_tokens_per_second);
 
+// Of memory, hbm and host together, so much may be kept for what clients said they need soon.
+inline constexpr double kHeldShareMax = 0.5;
+
+// Until when a block is kept for a client that said at `said_ms` that it needs it at `deadline_ms`:
+// late by half the time, and by no less than ten seconds, which an engine's queue can take.
+uint64_t HeldUntilMs(uint64_t deadline_ms, uint64_t said_ms);
+
 // Background transfers that may be under way on a link at once, so that a demanded read waits for
 // no more than `kBehindMs` of them: at least two, which keep the link busy.
 inline constexpr double kBehindMs = 20;

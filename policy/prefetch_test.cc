@@ -84,5 +84,11 @@ TEST(PrefetchTest, BackgroundReadsLeaveRoomForDemandedOnes) {
   EXPECT_EQ(BackgroundTransfersMax(3e6, 46 << 20, 1), 1U);
 }
 
+TEST(PrefetchTest, ClientsAreWaitedForHalfAsLongAgain) {
+  EXPECT_EQ(HeldUntilMs(2000, 1000), 12'000U) << "ten seconds at least";
+  EXPECT_EQ(HeldUntilMs(61'000, 1000), 91'000U);
+  EXPECT_EQ(HeldUntilMs(500, 1000), 10'500U) << "a deadline in the past";
+}
+
 }  // namespace
 }  // namespace kvtier::policy

@@ -6,7 +6,7 @@
 //   movement.cc  room, demotion, starting transfers           pump.cc      what can start now
 //   settle.cc    completions                                  contexts.cc  contexts, pause
 //   tickets.cc   prefetch and resume                          looking.cc   counters, invariants
-//   loss.cc      a memory tier that is gone
+//   holds.cc     what prefetch keeps until it is used         loss.cc      a lost memory tier
 #pragma once
 
 #include <array>
@@ -16,6 +16,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -129,6 +130,10 @@ struct TicketWork {
   TimeMs start_ms = 0;
   size_t next = 0;
   size_t inflight = 0;
+  bool queued = false;
+  // Of the chain, from its start: blocks that do not leave host before they are used.
+  size_t held = 0;
+  TimeMs held_until_ms = 0;
   std::optional<TicketState> closed;  // the last word on it
 };
 
@@ -368,7 +373,8 @@ class StoreCore::Impl {
   // A ticket of nobody: brings a paused context's blocks from nvme to host shortly before it comes
   // back.
   void OpenGuess(Context* context, uint64_t returns_in_ms, TimeMs now_ms);
-  TicketWork* Enqueue(std::vector<EntryIdx> chain, TimeMs deadline_ms);
+  TicketWork* AddTicket(std::vector<EntryIdx> chain, TimeMs deadline_ms);
+  void Enqueue(TicketWork* ticket);
   // The blocks at the end of a chain that are read from nvme only if that is faster.
   size_t WorthReading(const std::vector<EntryIdx>& chain, double prefill_tokens_per_second) const;
   policy::ReadSpeeds Speeds() const;
@@ -386,6 +392,26 @@ class StoreCore::Impl {
   void CloseTicketIfDone(TicketWork* ticket);
   void EstimateArrival(const TicketWork& ticket, TicketState* state) const;
 
+  // --- holds.cc ---
+  // Begins to hold the blocks of a ticket, where earlier deadlines leave room.
+  void BeginHold(TicketWork* ticket, TimeMs now_ms);
+  // Lets its blocks leave as they may.
+  void EndHold(TicketWork* ticket);
+  // Stops tickets whose blocks were used, or were not used in time.
+  void EndHolds();
+  // Gives what may be held to the earliest deadlines.
+  void ShareHolds();
+  // False: as much is held as may be.
+  bool HoldNext(TicketWork* ticket, uint64_t held_bytes_max);
+  void LetLastGo(TicketWork* ticket);
+  // Lets the last held block of a ticket go to others; it is read again when they are done.
+  void GiveUpLast(TicketWork* ticket);
+  // The latest deadline gives up a block, so that something can leave host. False: none is held.
+  bool YieldHold();
+  uint64_t HeldBytesMax() const;
+  // Making room on hbm for a background read would not take from a block that is needed sooner.
+  bool HbmHasRoomFor(NamespaceIdx ns);
+
   // --- looking.cc ---
   bool Waits() const;
   bool Adopt(const BlockMeta& meta, size_t tier, ReplicaId replica);
@@ -396,6 +422,7 @@ class StoreCore::Impl {
   absl::StatusOr<std::vector<BlockSummary>> WhereKey(const Key& key) const;
   MissAnswer WhyMiss(const std::optional<NamespaceHash>& asked, const Key& key) const;
   void CheckInvariants() const;
+  void CheckHolds() const;
   void CheckEntry(EntryIdx idx, const std::vector<std::array<uint32_t, kTierCount>>& child_count,
                   const std::vector<uint32_t>& child_links) const;
 
@@ -423,6 +450,16 @@ class StoreCore::Impl {
   std::map<TicketId, TicketWork> tickets_;
   // Earliest deadline first.
   std::deque<TicketId> ticket_queue_;
+  // Tickets that hold blocks or wait for it.
+  std::set<std::pair<TimeMs, TicketId>> holds_;
+  // By the last block of its chain: its use is that of the ticket.
+  absl::flat_hash_map<EntryIdx, std::vector<TicketId>> holds_of_last_;
+  std::vector<TicketId> used_tickets_;
+  std::vector<TicketId> gave_up_;                       // a block, and have to wait again
+  absl::flat_hash_map<EntryIdx, uint32_t> held_count_;  // tickets that hold a block
+  uint64_t held_bytes_ = 0;
+  TimeMs next_hold_end_ms_ = 0;
+  bool holds_ended_ = false;  // since they were shared last
   TimeMs planned_at_ms_ = 0;
 
   absl::flat_hash_map<JobId, Job> jobs_;

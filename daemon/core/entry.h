@@ -50,6 +50,8 @@ struct alignas(64) Entry {
   bool keeps_nvme : 1 = false;
   // Read ahead and not used since.
   bool prefetched : 1 = false;
+  // Tickets keep it in memory (held_count_).
+  bool is_held : 1 = false;
   // A transfer of it is under way (jobs_).
   bool in_transfer : 1 = false;
   // Acquire calls wait for it to come from nvme (readers_of_).

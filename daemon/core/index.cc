@@ -74,8 +74,9 @@ size_t StoreCore::Impl::MemoryTier(const Entry& entry) {
 }
 
 bool StoreCore::Impl::IsCandidate(const Entry& entry, size_t tier) const {
+  // What is held may go from hbm to host, no further.
   return Visible(entry) && entry.replica[tier] != kNoReplica && !IsPinned(entry, tier) &&
-         entry.child_count[tier] == 0;
+         entry.child_count[tier] == 0 && (tier != kHost || !entry.is_held);
 }
 
 bool StoreCore::Impl::IsPinned(const Entry& entry, size_t tier) {
@@ -217,6 +218,12 @@ void StoreCore::Impl::Touch(EntryIdx idx, uint64_t seq, TimeMs now_ms) {
   entry.last_use_ms = now_ms;
   ++entry.use_count;
   entry.prefetched = false;
+  if (entry.is_held) {
+    if (const auto held = holds_of_last_.find(idx); held != holds_of_last_.end()) {
+      // One use is that of one ticket: the one that waits longest.
+      used_tickets_.push_back(held->second.front());
+    }
+  }
   eviction_->Use({.block = idx,
                   .parent = entry.parent == kNoEntry ? policy::kNoParent : entry.parent,
                   .key = PolicyKey(entry.key),

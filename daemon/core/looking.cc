@@ -175,6 +175,25 @@ void StoreCore::Impl::CheckInvariants() const {
   }
   KVT_CHECK(leaving == leaving_bytes_);
   KVT_CHECK(in_transfer_count == jobs_.size() && pending_count == filler_of_.size());
+  CheckHolds();
+}
+
+void StoreCore::Impl::CheckHolds() const {
+  absl::flat_hash_map<EntryIdx, uint32_t> held_count;
+  uint64_t held_bytes = 0;
+  for (const auto& [id, ticket] : tickets_) {
+    const bool holds = holds_.contains({ticket.deadline_ms, id});
+    KVT_CHECK(holds || ticket.held == 0);
+    KVT_CHECK(!holds || !ticket.closed.has_value());
+    for (size_t i = 0; i < ticket.held; ++i) {
+      if (held_count[ticket.chain[i]]++ == 0) held_bytes += BlockBytes(At(ticket.chain[i]));
+    }
+  }
+  for (EntryIdx idx = 0; idx < index_.size(); ++idx) {
+    KVT_CHECK(At(idx).is_held == held_count.contains(idx));
+  }
+  KVT_CHECK(held_count == held_count_);
+  KVT_CHECK(held_bytes == held_bytes_ && held_bytes <= HeldBytesMax());
 }
 
 void StoreCore::Impl::CheckEntry(EntryIdx idx,

@@ -53,6 +53,8 @@ absl::StatusOr<ReplicaId> StoreCore::Impl::TakeSlot(size_t tier, NamespaceIdx ns
     auto slot = tiers_[tier]->Reserve(info.spec.block_bytes, *info.owner);
     if (slot.ok() || tier != kHost || !absl::IsResourceExhausted(slot.status())) return slot;
     const auto victim = idle_only ? eviction_->IdleVictim(kHost) : eviction_->Victim(kHost);
+    const bool stuck = !victim.has_value() && leaving_bytes_[kHost] == 0;
+    if (stuck && !idle_only && YieldHold()) continue;
     if (!victim.has_value() || At(*victim).replica[kNvme] == kNoReplica) return slot;
     EvictReplica(*victim, kHost);
   }
@@ -65,7 +67,10 @@ StoreCore::Impl::Room StoreCore::Impl::MakeRoom(size_t tier, uint64_t block_foot
   while (leaving_bytes_[tier] < bytes) {
     const auto tier_idx = static_cast<policy::TierIdx>(tier);
     const auto victim = idle_only ? eviction_->IdleVictim(tier_idx) : eviction_->Victim(tier_idx);
-    if (!victim.has_value()) break;
+    if (!victim.has_value()) {
+      if (tier == kHost && !idle_only && leaving_bytes_[kHost] == 0 && YieldHold()) continue;
+      break;
+    }
     const size_t blocks_wanted = (bytes - leaving_bytes_[tier] - 1) / block_footprint + 1;
     switch (Demote(tier, *victim, blocks_wanted, effects)) {
       case Demotion::kFreed:
@@ -183,10 +188,8 @@ StoreCore::Impl::ReadStart StoreCore::Impl::StartRead(EntryIdx idx, Purpose purp
   const NamespaceIdx ns = At(idx).ns;
   for (size_t tier = purpose == Purpose::kGuess ? kHost : kHbm; tier <= kHost; ++tier) {
     if (LinkFull(kNvme, tier, background)) return ReadStart::kWait;
-    if (background && tier == kHbm && AboveHighWatermark(tier, Footprint(tier, ns)) &&
-        !eviction_->IdleVictim(kHbm).has_value()) {
-      continue;  // room on hbm is only for what active contexts do not need themselves
-    }
+    // Room on hbm is only for what active contexts, and earlier deadlines, do not need themselves.
+    if (background && tier == kHbm && !HbmHasRoomFor(ns)) continue;
     // The read displaces no active context's block, but for a demanded one on its way to host.
     const bool idle_only = background || tier == kHbm;
     const SlotOrRoom slot = TakeSlotOrMakeRoom(tier, ns, idle_only, reads_wanted_.size(), effects);

@@ -18,6 +18,7 @@ constexpr size_t kWatermarkBlocks = 8;
 void StoreCore::Impl::Pump(TimeMs now_ms, Effects* effects) {
   now_ms_ =
       std::max(now_ms_, now_ms);  // threads may read the clock in another order than they come
+  EndHolds();
   PumpReads(effects);
   PumpReserves(effects);
   PumpPauses(effects);
@@ -88,8 +89,12 @@ void StoreCore::Impl::PumpTickets(Effects* effects) {
       ++queued;
       continue;
     }
-    if (!AdvanceTicket(&ticket, effects)) return;
+    if (!AdvanceTicket(&ticket, effects)) {
+      if (ticket.start_ms <= now_ms_) return;
+      continue;  // it found that it is too early
+    }
     queued = ticket_queue_.erase(queued);
+    ticket.queued = false;
     CloseTicketIfDone(&ticket);
   }
 }

@@ -188,5 +188,102 @@ TEST_F(StoreCorePrefetchTest, AnAnnouncedReturnIsReadAheadToHostInTime) {
   EXPECT_EQ(core_->Counters().regret.prefetched_block_count, 2U);
 }
 
+// What is read ahead is held: others that come meanwhile do not push it out of memory.
+class StoreCoreHoldTest : public StoreCorePrefetchTest {
+ protected:
+  void ReadAhead(std::span<const Key> keys, uint64_t needed_in_ms) {
+    ticket_ = Prefetch(keys, {.needed_in_ms = needed_in_ms}).ticket;
+    CompleteAll();
+  }
+  void FillMemory(uint32_t seed) {
+    for (uint32_t i = 0; i < 6; ++i) Put(Chain(seed + i, 2));
+  }
+  size_t CountInMemory(std::span<const Key> keys) {
+    return static_cast<size_t>(
+        std::ranges::count_if(Lookup(keys), [](uint8_t bits) { return bits != kResidentNvme; }));
+  }
+  void PassTime(TimeMs ms) {
+    now_ += ms;
+    core_->Tick(now_, &effects_);
+    Settle();
+    CompleteAll();
+  }
+
+  TicketId ticket_ = 0;
+};
+
+TEST_F(StoreCoreHoldTest, BlocksReadAheadStayUntilTheyAreUsed) {
+  StartWithColdContexts();
+  const auto a = Chain(1, 2);
+  ReadAhead(a, 5000);
+  ASSERT_EQ(CountInMemory(a), 2U);
+  FillMemory(100);
+  EXPECT_EQ(CountInMemory(a), 2U);
+  Release(Acquire(a)->lease);
+  FillMemory(200);
+  EXPECT_EQ(CountInMemory(a), 0U) << "it was used";
+}
+
+TEST_F(StoreCoreHoldTest, NobodyIsWaitedForForEver) {
+  StartWithColdContexts();
+  const auto a = Chain(1, 2);
+  ReadAhead(a, 5000);
+  PassTime(14'900);
+  FillMemory(100);
+  EXPECT_EQ(CountInMemory(a), 2U);
+  PassTime(200);
+  FillMemory(200);
+  EXPECT_EQ(CountInMemory(a), 0U);
+}
+
+TEST_F(StoreCoreHoldTest, ACancelledTicketHoldsNothing) {
+  StartWithColdContexts();
+  const auto a = Chain(1, 2);
+  ReadAhead(a, 5000);
+  ASSERT_TRUE(core_->CancelTicket(session_, ticket_).ok());
+  FillMemory(100);
+  EXPECT_EQ(CountInMemory(a), 0U);
+}
+
+TEST_F(StoreCoreHoldTest, WhatIsHeldIsBoundedAndTheEarliestDeadlineHasIt) {
+  Start(4, 8, 40);
+  const auto late = Chain(1, 4);
+  const auto soon = Chain(2, 4);
+  Put(late);
+  Put(soon);
+  FillMemory(300);
+  ReadAhead(late, 60'000);
+  ReadAhead(soon, 1000);
+  FillMemory(400);
+  EXPECT_EQ(CountInMemory(soon), 4U);
+  EXPECT_EQ(CountInMemory(late), 2U) << "half of memory, six blocks, is held";
+  Release(Acquire(soon)->lease);
+  PassTime(10);
+  EXPECT_EQ(CountInMemory(late), 4U) << "there is room now";
+}
+
+TEST_F(StoreCoreHoldTest, NoMoreIsReadAheadThanCanBeHeld) {
+  Start(4, 8, 40);
+  const auto a = Chain(1, 8);
+  Put(a);
+  FillMemory(300);
+  ASSERT_EQ(CountInMemory(a), 0U);
+  ReadAhead(a, 5000);
+  EXPECT_EQ(CountInMemory(a), 6U);
+  EXPECT_TRUE(core_->GetTicket(session_, ticket_)->done);
+}
+
+TEST_F(StoreCoreHoldTest, WhatIsHeldStandsInNobodysWay) {
+  Start(1, 3, 32);
+  const auto a = Chain(1, 2);
+  Put(a);
+  FillMemory(300);
+  ReadAhead(a, 60'000);
+  // All of memory at once.
+  const auto b = Chain(9, 4);
+  EXPECT_EQ(Reserve(b), std::vector<BlockStatus>(4, BlockStatus::kOk));
+  EXPECT_EQ(CountInMemory(a), 0U);
+}
+
 }  // namespace
 }  // namespace kvtier::core

@@ -39,18 +39,27 @@ absl::StatusOr<TicketState> StoreCore::Impl::Prefetch(SessionId session_id, Name
   return StateOf(*ticket);
 }
 
-TicketWork* StoreCore::Impl::Enqueue(std::vector<EntryIdx> chain, TimeMs deadline_ms) {
+TicketWork* StoreCore::Impl::AddTicket(std::vector<EntryIdx> chain, TimeMs deadline_ms) {
   const TicketId id = NextId();
   TicketWork& ticket = tickets_[id];
   ticket.id = id;
   ticket.deadline_ms = deadline_ms;
   ticket.chain = std::move(chain);
   for (const EntryIdx idx : ticket.chain) ++At(idx).context_refs;
-  const auto later = std::upper_bound(
-      ticket_queue_.begin(), ticket_queue_.end(), deadline_ms,
-      [this](TimeMs at_ms, TicketId other) { return at_ms < tickets_.at(other).deadline_ms; });
-  ticket_queue_.insert(later, id);
+  Enqueue(&ticket);
   return &ticket;
+}
+
+void StoreCore::Impl::Enqueue(TicketWork* ticket) {
+  const auto before = [this](TicketId a, TicketId b) {
+    const TimeMs a_ms = tickets_.at(a).deadline_ms;
+    const TimeMs b_ms = tickets_.at(b).deadline_ms;
+    return a_ms != b_ms ? a_ms < b_ms : a < b;
+  };
+  const auto later =
+      std::upper_bound(ticket_queue_.begin(), ticket_queue_.end(), ticket->id, before);
+  ticket_queue_.insert(later, ticket->id);
+  ticket->queued = true;
 }
 
 TicketWork* StoreCore::Impl::OpenTicket(Session* session, std::vector<EntryIdx> chain,
@@ -65,18 +74,20 @@ TicketWork* StoreCore::Impl::OpenTicket(Session* session, std::vector<EntryIdx> 
   const size_t read_count = WorthReading(chain, hint.prefill_tokens_per_second);
   const auto recompute_count = static_cast<uint32_t>(chain.size() - read_count);
   chain.resize(read_count);
-  TicketWork* ticket = Enqueue(std::move(chain), now_ms + hint.needed_in_ms);
+  TicketWork* ticket = AddTicket(std::move(chain), now_ms + hint.needed_in_ms);
   ticket->asked_count = asked_count;
   ticket->recompute_count = recompute_count;
   session->tickets.push_back(ticket->id);
+  BeginHold(ticket, now_ms);
   return ticket;
 }
 
 void StoreCore::Impl::OpenGuess(Context* context, uint64_t returns_in_ms, TimeMs now_ms) {
-  TicketWork* ticket = Enqueue(context->chain, now_ms + returns_in_ms);
+  TicketWork* ticket = AddTicket(context->chain, now_ms + returns_in_ms);
   ticket->is_guess = true;
   ticket->early_ms = static_cast<TimeMs>(kReturnError * static_cast<double>(returns_in_ms));
   ticket->start_ms = ticket->deadline_ms - ticket->early_ms;
+  ticket->held_until_ms = policy::HeldUntilMs(ticket->deadline_ms, now_ms);
   context->ticket = ticket->id;
 }
 
@@ -144,9 +155,16 @@ void StoreCore::Impl::PlanGuesses() {
 }
 
 bool StoreCore::Impl::AdvanceTicket(TicketWork* ticket, Effects* effects) {
+  if (ticket->is_guess && now_ms_ >= ticket->held_until_ms) ticket->next = ticket->chain.size();
   for (; ticket->next < ticket->chain.size(); ++ticket->next) {
     const EntryIdx idx = ticket->chain[ticket->next];
     const Entry& entry = At(idx);
+    if (!ticket->is_guess && ticket->next >= ticket->held) {
+      // More than may be held at all is not read; else it waits for those before it.
+      if (*holds_.begin() != std::pair(ticket->deadline_ms, ticket->id)) return false;
+      ticket->next = ticket->chain.size();
+      return true;
+    }
     if (!Visible(entry)) {
       ticket->next = ticket->chain.size();  // what follows a gap is of no use
       return true;
@@ -156,6 +174,11 @@ bool StoreCore::Impl::AdvanceTicket(TicketWork* ticket, Effects* effects) {
     if (MemoryTier(entry) == kHost) {
       if (!ticket->is_guess && !PromoteFromHost(ticket, idx, effects)) return false;
       continue;
+    }
+    if (ticket->is_guess && AboveHighWatermark(kHost, Footprint(kHost, entry.ns)) &&
+        !eviction_->BeatsIdleVictim(static_cast<policy::TierIdx>(kHost), idx)) {
+      ticket->start_ms = now_ms_ + kPlanEveryMs;  // it is worth more later
+      return false;
     }
     const Purpose purpose = ticket->is_guess ? Purpose::kGuess : Purpose::kPromote;
     const ReadStart start = StartRead(idx, purpose, ticket->id, effects);
@@ -169,10 +192,7 @@ bool StoreCore::Impl::PromoteFromHost(TicketWork* ticket, EntryIdx idx, Effects*
   const Entry& entry = At(idx);
   if (entry.lease_count > 0) return true;  // read in place
   if (LinkFull(kHost, kHbm, true)) return false;
-  if (AboveHighWatermark(kHbm, Footprint(kHbm, entry.ns)) &&
-      !eviction_->IdleVictim(kHbm).has_value()) {
-    return true;
-  }
+  if (!HbmHasRoomFor(entry.ns)) return true;
   const SlotOrRoom slot = TakeSlotOrMakeRoom(kHbm, entry.ns, true, 1, effects);
   // Without room it stays on host.
   if (slot.replica == kNoReplica) return slot.room != Room::kLeaving;
@@ -192,7 +212,8 @@ bool StoreCore::Impl::PromoteFromHost(TicketWork* ticket, EntryIdx idx, Effects*
 }
 
 void StoreCore::Impl::CloseTicketIfDone(TicketWork* ticket) {
-  if (ticket->closed.has_value() || ticket->next < ticket->chain.size() || ticket->inflight > 0) {
+  if (ticket->closed.has_value() || ticket->next < ticket->chain.size() || ticket->inflight > 0 ||
+      holds_.contains({ticket->deadline_ms, ticket->id})) {
     return;
   }
   const std::vector<EntryIdx> chain = std::move(ticket->chain);
@@ -211,6 +232,8 @@ void StoreCore::Impl::StopTicket(TicketId id) {
   const auto it = tickets_.find(id);
   if (it == tickets_.end()) return;
   std::erase(ticket_queue_, id);
+  it->second.queued = false;
+  EndHold(&it->second);
   it->second.next = it->second.chain.size();
   it->second.inflight = 0;  // what is under way arrives, unattended
   CloseTicketIfDone(&it->second);
@@ -263,7 +286,8 @@ void StoreCore::Impl::EstimateArrival(const TicketWork& ticket, TicketState* sta
   for (const auto& [id, other] : tickets_) {
     if (id == ticket.id) {
       tasks.push_back(own);
-    } else if (!other.closed.has_value() && other.start_ms <= now_ms_) {
+    } else if (!other.closed.has_value() && other.start_ms <= now_ms_ &&
+               (other.next < other.chain.size() || other.inflight > 0)) {
       tasks.push_back(TaskOf(other));
     }
   }

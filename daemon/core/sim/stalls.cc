@@ -56,8 +56,7 @@ class StallSim {
 
   // Signals are given in the order of arrivals, which is that of their times.
   double NextSignalMs() const {
-    const bool given = options_.signal == Signal::kAtArrival || options_.signal == Signal::kAhead;
-    if (!given || signalled_ >= trace_.requests.size()) return 1e300;
+    if (options_.signal == Signal::kNever || signalled_ >= trace_.requests.size()) return 1e300;
     const uint64_t arrival_ms = trace_.requests[signalled_].arrival_ms;
     const uint64_t ahead_ms = options_.signal == Signal::kAhead ? options_.ahead_ms : 0;
     return static_cast<double>(arrival_ms - std::min(arrival_ms, ahead_ms));
@@ -226,6 +225,8 @@ class StallSim {
     for (const double stall : stalls_) report_.stall_ms += stall;
     report_.stall_p50_ms = stalls_[stalls_.size() / 2];
     report_.stall_p99_ms = stalls_[stalls_.size() * 99 / 100];
+    const size_t above = report_.request_count / 100;
+    if (above < stalls_.size()) report_.request_p99_ms = stalls_[stalls_.size() - 1 - above];
   }
 
   const sim::Trace& trace_;

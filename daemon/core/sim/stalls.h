@@ -16,7 +16,9 @@ enum class Signal : uint8_t {
   kNever,      // they are read when the request is scheduled
   kAtArrival,  // with the time that the queue will take
   kAhead,      // so long before it arrives
-  kReturn,     // at the end of the context's request before it, as the time of the return
+  // As at arrival, and before that at the end of the context's request before it, as the time of
+  // the return.
+  kReturn,
 };
 
 struct StallOptions {
@@ -38,6 +40,9 @@ struct StallReport {
   // Of those that waited.
   double stall_p50_ms = 0;
   double stall_p99_ms = 0;
+  // Of all requests. What is compared between signals: that of those that waited rises when fewer
+  // wait.
+  double request_p99_ms = 0;
   // Blocks that left nvme.
   uint64_t read_block_count = 0;
   double hit_rate = 0;
