@@ -97,17 +97,18 @@ struct DecodeArgs {
 // outputs and workspaces.
 //
 // Error of out against exact attention over the same dequantized values: 2e-6 of the largest |V|
-// for all but kAvx512, which holds softmax weights in 15 bits: there at most 2^-9 of the
-// largest |out| (measured: below 2^-10 from uniform to one-hot softmax). Instruction sets agree
-// within these bounds, not bit for bit. A NaN in a tail token makes the results of the queries that
-// see it not finite; so does an infinity in V, or in K if the score is +inf or NaN. The results of
-// queries that do not see it are the same bits as without it. Arithmetic is that of FP32: a score
-// beyond its range counts as an infinity, a sum of weight * |V| beyond it is one; kAvx512 takes
-// denormal BF16 values for zeros. A split of a sequence is a call over a part of its block table;
-// merge the results with MergeDecode (only one of the parts has the tail).
-// Errors: kInvalidArgument when a requirement above is not met, before anything is read or written;
-// kDataLoss if a tile that is read holds a byte that is never written (a scale byte above 0x7E, an
-// FP8 NaN): out and lse are unspecified then.
+// for all but kAvx512, which holds softmax weights in 15 bits below the largest of 64 tokens: there
+// at most 2^-9 of the largest |out| (measured: below 2^-10 from uniform to one-hot softmax), unless
+// the token with the largest has no values: the 63 others then lose what is below 2^-15 of it.
+// Instruction sets agree within these bounds, not bit for bit. A NaN in a tail token makes the
+// results of the queries that see it not finite; so does an infinity in V, or in K if the score is
+// +inf or NaN. The results of queries that do not see it are the same bits as without it.
+// Arithmetic is that of FP32: a score beyond its range counts as an infinity, a sum of weight * |V|
+// beyond it is one; kAvx512 takes denormal BF16 values for zeros. A split of a sequence is a call
+// over a part of its block table; merge the results with MergeDecode (only one of the parts has the
+// tail). Errors: kInvalidArgument when a requirement above is not met, before anything is read or
+// written; kDataLoss if a tile that is read holds a byte that is never written (a scale byte above
+// 0x7E, an FP8 NaN): out and lse are unspecified then.
 Status Decode(const DecodeArgs& args);
 
 // Bytes of workspace that Decode needs with an executor; 0 for arguments that Decode refuses.

@@ -41,6 +41,9 @@ struct Options {
   bool sinks = false;
   bool transform = false;  // K is sealed with mean and smoothing vectors.
   ElementType tail_type = ElementType::kBf16;
+  // By how much the score of the first sealed token is above the others, about. Its values are
+  // zeros then, as those of tokens that take up attention that no other token gets.
+  float idle_lead = 0.0F;
 };
 
 // The error bound of an implementation, relative to the largest |V|. The documented bound of
@@ -81,7 +84,12 @@ class Sequence {
     for (const auto& block : blocks_) table_.push_back(block.data());
     AddTail();
     query_.resize(uint64_t{Rows()} * shape.head_dim);
-    for (float& x : query_) x = Bf16ToFloat(FloatToBf16(normal_(random_)));
+    for (size_t i = 0; i < query_.size(); ++i) {
+      const bool is_lead = i % shape.head_dim == kIdleDim;
+      const float lead =
+          options.idle_lead * std::sqrt(static_cast<float>(shape.head_dim)) / kIdleKey;
+      query_[i] = Bf16ToFloat(FloatToBf16(normal_(random_) + (is_lead ? lead : 0.0F)));
+    }
     out_.resize(query_.size());
     lse_.resize(Rows());
   }
@@ -178,6 +186,8 @@ class Sequence {
  private:
   static constexpr float kTailScaleK = 0.75F;
   static constexpr float kTailScaleV = 3.0F;
+  static constexpr uint32_t kIdleDim = 19;
+  static constexpr float kIdleKey = 16.0F;
 
   // FP64 attention of one query row over the dequantized values; returns the log-sum-exp.
   double Attend(uint32_t row, std::vector<double>* mean) const {
@@ -251,8 +261,9 @@ class Sequence {
   }
 
   void AddBlock() {
-    const std::vector<float> k = RandomRows(shape_.block_tokens);
-    const std::vector<float> v = RandomRows(shape_.block_tokens);
+    std::vector<float> k = RandomRows(shape_.block_tokens);
+    std::vector<float> v = RandomRows(shape_.block_tokens);
+    if (options_.idle_lead != 0.0F && blocks_.empty()) MakeFirstIdle(&k, &v);
     const size_t before = k_.size();
     std::vector<float> transformed = k;
     for (size_t i = 0; options_.transform && i < k.size(); ++i) {
@@ -288,6 +299,14 @@ class Sequence {
               .ok());
     }
     blocks_.push_back(std::move(block));
+  }
+
+  void MakeFirstIdle(std::vector<float>* k, std::vector<float>* v) const {
+    const size_t token_dims = size_t{shape_.kv_heads} * shape_.head_dim;
+    for (size_t i = 0; i < token_dims; ++i) {
+      (*k)[i] = i % shape_.head_dim == kIdleDim ? kIdleKey : 0.0F;
+      (*v)[i] = 0.0F;
+    }
   }
 
   // The tail buffer has room for a whole block; all that is no tail token is NaN.
