@@ -34,6 +34,7 @@ struct MlaCase {
   ElementType rope_type = ElementType::kBf16;
   float sharpness = 1.0F;  // Multiplies the queries.
   bool bf16_queries = true;
+  uint32_t seed = 20261129;
 };
 
 class MlaSequence {
@@ -42,9 +43,9 @@ class MlaSequence {
   static constexpr uint32_t kLayer = 1;
   static constexpr uint32_t kRowDims = kMlaLatentDim + kMlaRopeDim;
   static constexpr float kG = 0x1p-7F;
-  static constexpr uint32_t kSeed = 20261129;
 
-  MlaSequence(const MlaCase& mla_case, Isa isa) : case_(mla_case), isa_(isa), random_(kSeed) {
+  MlaSequence(const MlaCase& mla_case, Isa isa)
+      : case_(mla_case), isa_(isa), random_(mla_case.seed) {
     shape_ = {.layer_count = kLayers, .tile = {.block_tokens = case_.block_tokens}};
     for (uint32_t i = 0; i < case_.block_count; ++i) AddBlock();
     for (const auto& block : blocks_) table_.push_back(block.data());
@@ -129,7 +130,7 @@ class MlaSequence {
            " blocks " + std::to_string(case_.block_count) + " tail " +
            std::to_string(case_.tail_tokens) + " queries " + std::to_string(case_.query_len) +
            " window " + std::to_string(case_.window) + " isa " + IsaName(isa_) + " seed " +
-           std::to_string(kSeed);
+           std::to_string(case_.seed);
   }
 
   std::vector<std::vector<std::byte>>& blocks() { return blocks_; }

@@ -5,7 +5,10 @@
 #include <cstdint>
 #include <cstring>
 #include <deque>
+#include <random>
 #include <span>
+#include <string>
+#include <type_traits>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -231,6 +234,47 @@ TEST(MlaDecode, MatchesFp64WithOptions) {
   ExpectExact<Sm90>({{.heads = 5, .block_count = 2, .tail_tokens = 7, .sinks = true}});
   ExpectExact<Sm90>({{.heads = 5, .sinks = true}});
   ExpectExact<Sm90>({{.heads = 5, .block_count = 2, .sharpness = 20.0F, .bf16_queries = false}});
+}
+
+// A batch of everything that a launch can be given; some sequences are empty.
+std::vector<MlaCase> RandomBatch(std::mt19937_64& random) {
+  const auto one_of = [&](auto... values) {
+    using Value = std::common_type_t<decltype(values)...>;
+    const Value all[] = {values...};
+    return all[random() % sizeof...(values)];
+  };
+  MlaCase common{.block_tokens = one_of(16U, 16U, 32U, 64U), .heads = one_of(1U, 2U, 5U, 9U)};
+  common.query_len = one_of(1U, 1U, 2U, 3U);
+  common.window = one_of(uint64_t{0}, uint64_t{0}, uint64_t{1}, uint64_t{7}, uint64_t{50});
+  common.soft_cap = one_of(0.0F, 0.0F, 3.0F, 50.0F);
+  common.sinks = one_of(false, true);
+  common.latent_type = one_of(ElementType::kBf16, kFp8);
+  common.rope_type = one_of(ElementType::kBf16, kFp8);
+  common.sharpness = one_of(0.1F, 1.0F, 8.0F);
+  common.bf16_queries = one_of(false, true);
+  // Sinks are the first sequence's: another seed would have others.
+  std::vector<MlaCase> cases(common.sinks ? 1 : 1 + random() % 3, common);
+  for (MlaCase& one : cases) {
+    one.seed = static_cast<uint32_t>(random());
+    one.block_count = static_cast<uint32_t>(random() % (64 / common.block_tokens + 1));
+    one.tail_tokens = one_of(0U, 1U, 9U, 18U);
+    // A sequence has at least query_len tokens.
+    if (one.block_count == 0 && one.tail_tokens < one.query_len) one.tail_tokens = 9;
+  }
+  return cases;
+}
+
+TEST(MlaDecode, MatchesFp64ForRandomBatches) {
+  for (uint64_t seed = kSeed; seed < kSeed + 100; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    std::mt19937_64 random(seed);
+    const std::vector<MlaCase> cases = RandomBatch(random);
+    if (random() % 2 == 0) {
+      ExpectExact<Sm80>(cases, seed);
+    } else {
+      ExpectExact<Sm100>(cases, seed);
+    }
+  }
 }
 
 TEST(MlaDecode, ReadsFp8Tails) {

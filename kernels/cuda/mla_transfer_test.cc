@@ -2,7 +2,9 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <random>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -46,7 +48,7 @@ emu::LaunchConfig ConfigOf(const LaunchShape& shape, uint64_t seed) {
 template <typename Arch, ElementType kType>
 void Check(MlaTransferCase test_case, uint64_t seed) {
   test_case.type = kType;
-  MlaTransferData data(test_case, kSeed);
+  MlaTransferData data(test_case, seed);
   emu::DeviceBuffer<SealCounters> seal_counters(1);
   SealPlan seal;
   ASSERT_TRUE(
@@ -99,6 +101,29 @@ TEST(MlaTransfer, GivesTheBytesOfTheCpu) {
   CheckEveryType<Sm100>({.block_tokens = 32, .page_tokens = 16}, kSeed + 1);
   for (const uint32_t block_tokens : {64U, 128U}) {
     Check<Sm80, ElementType::kBf16>({.block_tokens = block_tokens}, kSeed);
+  }
+}
+
+TEST(MlaTransfer, GivesTheBytesOfTheCpuForRandomCaches) {
+  for (uint64_t seed = kSeed; seed < kSeed + 60; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    std::mt19937_64 random(seed);
+    MlaTransferCase test_case{.block_tokens = 16U << random() % 2};
+    if (random() % 2 == 0) test_case.page_tokens = static_cast<uint32_t>(1 + random() % 40);
+    test_case.search = random() % 2 == 0 ? ScaleSearch::kAmax6 : ScaleSearch::kFourOverSix;
+    switch (random() % 4) {
+      case 0:
+        Check<Sm80, ElementType::kBf16>(test_case, seed);
+        break;
+      case 1:
+        Check<Sm80, ElementType::kFp32>(test_case, seed);
+        break;
+      case 2:
+        Check<Sm100, ElementType::kFp16>(test_case, seed);
+        break;
+      default:
+        Check<Sm100, ElementType::kFp8E4m3>(test_case, seed);
+    }
   }
 }
 
