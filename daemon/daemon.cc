@@ -107,7 +107,8 @@ absl::StatusOr<std::unique_ptr<MappedTier>> Daemon::OpenHbm() {
   if (config_.hbm_device.device != "cuda") {
     return MemoryTier::Create({.id = TierId::kHbm,
                                .capacity_bytes = config_.hbm.capacity_bytes,
-                               .segment_bytes = config_.hbm.segment_bytes});
+                               .segment_bytes = config_.hbm.segment_bytes,
+                               .observers = NvmeObservers()});
   }
   if (cuda_ == nullptr) {
     auto driver = OpenCudaDriver();
@@ -191,6 +192,7 @@ absl::StatusOr<std::unique_ptr<MemoryTier>> Daemon::OpenHost() {
   options.id = TierId::kHost;
   options.capacity_bytes = config_.host.capacity_bytes;
   options.segment_bytes = config_.host.segment_bytes;
+  options.observers = NvmeObservers();
   if (auto* const cuda = dynamic_cast<CudaTier*>(hbm_.get()); cuda != nullptr) {
     options.observers.push_back(cuda->host_observer());
   }
@@ -221,10 +223,22 @@ absl::StatusOr<std::unique_ptr<MemoryTier>> Daemon::OpenHost() {
   return MemoryTier::Create(options);
 }
 
+std::vector<SegmentObserver*> Daemon::NvmeObservers() const {
+  // Registering locks pages, which is off.
+  if (nvme_ == nullptr || config_.host_memory.lock_memory == "off") return {};
+  return {&nvme_->memory_observer()};
+}
+
 absl::Status Daemon::OpenTiers() {
+  if (config_.nvme.enabled) {
+    KVT_ASSIGN_OR_RETURN(nvme_, OpenNvme());
+  }
   KVT_ASSIGN_OR_RETURN(hbm_, OpenHbm());
   KVT_ASSIGN_OR_RETURN(host_, OpenHost());
-  if (!config_.nvme.enabled) return absl::OkStatus();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<StripedTier>> Daemon::OpenNvme() {
   KVT_RETURN_IF_ERROR(MakeDirectory(config_.server.data_dir));
   NvmeOptions options;
   std::vector<std::string> dirs = SplitPaths(config_.nvme.dirs);
@@ -241,8 +255,7 @@ absl::Status Daemon::OpenTiers() {
   options.on_lost = [this](const NamespaceHash& namespace_hash, const Key& key) {
     OnNvmeBlockLost(namespace_hash, key);
   };
-  KVT_ASSIGN_OR_RETURN(nvme_, StripedTier::Create(dirs, options));
-  return absl::OkStatus();
+  return StripedTier::Create(dirs, options);
 }
 
 absl::Status Daemon::OpenStore() {

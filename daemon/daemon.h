@@ -63,6 +63,9 @@ class Daemon {
   Daemon(const Config& config, RunDir run_dir, std::shared_ptr<CudaDriver> cuda);
 
   absl::Status OpenTiers();
+  absl::StatusOr<std::unique_ptr<StripedTier>> OpenNvme();
+  // Who is told of memory that nvme reads into and writes from.
+  std::vector<SegmentObserver*> NvmeObservers() const;
   absl::StatusOr<std::unique_ptr<MappedTier>> OpenHbm();
   absl::StatusOr<std::unique_ptr<MemoryTier>> OpenHost();
   // Null: host memory ends with the process.
@@ -96,10 +99,11 @@ class Daemon {
   absl::Status failure_ ABSL_GUARDED_BY(failure_mutex_);
   // Start is over, and Stop has not begun.
   bool serving_ ABSL_GUARDED_BY(failure_mutex_) = false;
+  // Told of the memory of the next two.
+  std::unique_ptr<StripedTier> nvme_;
   std::unique_ptr<MappedTier> hbm_;
   std::unique_ptr<SegmentKeeper> keeper_;
   std::unique_ptr<MemoryTier> host_;
-  std::unique_ptr<StripedTier> nvme_;
   std::unique_ptr<Store> store_;
   SessionTable sessions_;
   std::unique_ptr<HandleServer> handles_;

@@ -108,10 +108,6 @@ class NvmeTier::Impl final : public SegmentObserver {
     uint32_t segment_idx = 0;
     ReplicaId replica_id = kNoReplica;  // to be forgotten then, if any
   };
-  struct MemoryRequest {
-    std::span<std::byte> memory;
-    bool is_unmapping = false;
-  };
   struct Finished {
     Done done;
     absl::Status status;
@@ -139,6 +135,7 @@ class NvmeTier::Impl final : public SegmentObserver {
 
   // nvme_io.cc; all on the I/O thread.
   absl::StatusOr<std::unique_ptr<nvme::IoEngine>> MakeEngine();
+  absl::Status StartEngine();
   void IoMain();
   bool TakeQueues();
   void Submit(std::unique_ptr<nvme::IoOp> op);
@@ -158,6 +155,8 @@ class NvmeTier::Impl final : public SegmentObserver {
 
   // nvme_memory.cc; all on the I/O thread.
   void ServeMemory();
+  void LetGoOfMemory(std::span<std::byte> memory);
+  void NameEngine();
   void ReleaseMemory(std::span<std::byte> memory);
   void ReleaseAllMemory();
 
@@ -260,10 +259,12 @@ class NvmeTier::Impl final : public SegmentObserver {
   std::deque<WriteRequest> new_writes_ ABSL_GUARDED_BY(mutex_);
   // Writes that a checking thread has.
   int check_count_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::deque<MemoryRequest> memory_requests_ ABSL_GUARDED_BY(mutex_);
-  // Requests made, and served, so far.
-  uint64_t memory_request_count_ ABSL_GUARDED_BY(mutex_) = 0;
-  uint64_t memory_done_count_ ABSL_GUARDED_BY(mutex_) = 0;
+  // What is to be registered, and what must be let go of; somebody waits for the latter.
+  std::deque<std::span<std::byte>> coming_memory_ ABSL_GUARDED_BY(mutex_);
+  std::deque<std::span<std::byte>> leaving_memory_ ABSL_GUARDED_BY(mutex_);
+  // Of the latter, asked for and done so far.
+  uint64_t leaving_memory_count_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t left_memory_count_ ABSL_GUARDED_BY(mutex_) = 0;
   // For the index thread.
   std::vector<Commit> commits_ ABSL_GUARDED_BY(mutex_);
   std::vector<Commit> stalled_moves_ ABSL_GUARDED_BY(mutex_);

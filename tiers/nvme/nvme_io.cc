@@ -79,10 +79,20 @@ absl::StatusOr<std::unique_ptr<nvme::IoEngine>> NvmeTier::Impl::MakeEngine() {
   return nvme::MakePreadEngine(engine_options);
 }
 
-void NvmeTier::Impl::IoMain() {
+absl::Status NvmeTier::Impl::StartEngine() {
+  KVT_ASSIGN_OR_RETURN(auto engine, MakeEngine());
+  engine_ = storage().WrapEngine(std::move(engine));
+  if (!dir_->is_direct()) engine_note_ += ", without O_DIRECT: the file system has none";
+  // Also shows whether memory can be registered at all.
   pages_ = std::make_unique<nvme::PagePool>(options_.queue_depth);
   registered_.push_back(pages_->memory());
   engine_->RegisterMemory(pages_->memory());
+  absl::MutexLock lock(&mutex_);
+  engine_name_ = engine_->Description() + engine_note_;
+  return absl::OkStatus();
+}
+
+void NvmeTier::Impl::IoMain() {
   while (TakeQueues()) {
     ServeMemory();
     StartReads();

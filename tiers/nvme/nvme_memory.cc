@@ -2,7 +2,10 @@
 //
 // Memory of other tiers that NvmeTier registers with its I/O engine. A ring takes orders from one
 // thread only, so the I/O thread does what the observer's callers ask for.
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
+#include <string>
 #include <utility>
 
 #include "tiers/nvme/nvme_impl.h"
@@ -20,53 +23,73 @@ constexpr size_t kPieceBytes = 64 << 20;
 void NvmeTier::Impl::OnMapped(std::span<std::byte> segment) {
   {
     absl::MutexLock lock(&mutex_);
-    memory_requests_.push_back({.memory = segment});
-    ++memory_request_count_;
+    coming_memory_.push_back(segment);
   }
   engine_->Wake();
 }
 
+// The caller holds up its tier, and whoever wants a block of it: this goes before all that is still
+// to be registered, of which there may be seconds' worth after a start.
 void NvmeTier::Impl::OnUnmapping(std::span<std::byte> segment) {
   uint64_t sequence;
   {
     absl::MutexLock lock(&mutex_);
-    memory_requests_.push_back({.memory = segment, .is_unmapping = true});
-    sequence = ++memory_request_count_;
+    leaving_memory_.push_back(segment);
+    sequence = ++leaving_memory_count_;
   }
   engine_->Wake();
   absl::MutexLock lock(&mutex_);
   // After the I/O thread's end nothing is registered.
   const auto is_done = [this, sequence]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return memory_done_count_ >= sequence || is_io_done_;
+    return left_memory_count_ >= sequence || is_io_done_;
   };
   mutex_.Await(absl::Condition(&is_done));
 }
 
 void NvmeTier::Impl::ServeMemory() {
-  MemoryRequest request;
+  std::span<std::byte> leaving;
+  std::span<std::byte> coming;
   {
     absl::MutexLock lock(&mutex_);
-    if (memory_requests_.empty()) return;
-    request = memory_requests_.front();
+    if (!leaving_memory_.empty()) {
+      leaving = leaving_memory_.front();
+      leaving_memory_.pop_front();
+    } else if (!coming_memory_.empty()) {
+      std::span<std::byte>& next = coming_memory_.front();
+      coming = next.first(std::min(next.size(), kPieceBytes));
+      next = next.subspan(coming.size());
+      if (next.empty()) coming_memory_.pop_front();
+    }
+    wants_another_round_ |= !leaving_memory_.empty() || !coming_memory_.empty();
   }
-  std::span<std::byte> rest;
-  if (request.is_unmapping) {
-    ReleaseMemory(request.memory);
-  } else {
-    const size_t piece_bytes = std::min(request.memory.size(), kPieceBytes);
-    rest = request.memory.subspan(piece_bytes);
-    registered_.push_back(request.memory.first(piece_bytes));
-    engine_->RegisterMemory(registered_.back());
+  if (!leaving.empty()) {
+    LetGoOfMemory(leaving);
+  } else if (!coming.empty()) {
+    registered_.push_back(coming);
+    engine_->RegisterMemory(coming);
+    NameEngine();
   }
+}
+
+void NvmeTier::Impl::LetGoOfMemory(std::span<std::byte> memory) {
+  ReleaseMemory(memory);
   absl::MutexLock lock(&mutex_);
-  engine_name_ = engine_->Description() + engine_note_;
-  if (!rest.empty()) {
-    memory_requests_.front().memory = rest;
-  } else {
-    memory_requests_.pop_front();
-    ++memory_done_count_;
+  // What of it was not registered yet never is.
+  std::erase_if(coming_memory_, [&](std::span<std::byte> coming) {
+    return coming.data() >= memory.data() && coming.data() < memory.data() + memory.size();
+  });
+  ++left_memory_count_;
+}
+
+// Memory that cannot be registered costs speed only, and is said once.
+void NvmeTier::Impl::NameEngine() {
+  std::string name = engine_->Description() + engine_note_;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (name == engine_name_) return;
+    engine_name_ = name;
   }
-  if (!memory_requests_.empty()) wants_another_round_ = true;
+  spdlog::warn("nvme: {}: {}", options_.dir, name);
 }
 
 void NvmeTier::Impl::ReleaseMemory(std::span<std::byte> memory) {

@@ -139,17 +139,12 @@ absl::Status NvmeTier::Impl::StartThreads() {
   io_thread_ = std::jthread([this] {
     pthread_setname_np(pthread_self(), "kvt-nvme-io");
     // The ring belongs to the thread that makes it.
-    auto engine = MakeEngine();
-    const bool is_made = engine.ok();
+    const absl::Status made = StartEngine();
     {
       absl::MutexLock lock(&mutex_);
-      if (is_made) {
-        engine_ = storage().WrapEngine(std::move(engine).value());
-        engine_name_ = engine_->Description() + engine_note_;
-      }
-      engine_made_ = engine.status();
+      engine_made_ = made;
     }
-    if (is_made) IoMain();
+    if (made.ok()) IoMain();
   });
   {
     absl::MutexLock lock(&mutex_);

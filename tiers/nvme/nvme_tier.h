@@ -137,7 +137,7 @@ class NvmeTier final : public Tier {
 
   NvmeStats Stats() const;
   // To be told of the memory that blocks are read into and written from: transfers to and from it
-  // cost less. Lives as long as this.
+  // cost less. Lives as long as this, and may be called after Close.
   SegmentObserver& memory_observer();
   // Takes no more reads and writes (UNAVAILABLE), finishes those it has, makes frees durable unless
   // degraded, and closes the index. Blocks. Idempotent; not concurrent with other calls.

@@ -3,14 +3,21 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <memory>
 #include <string>
+#include <thread>
+#include <utility>
+#include <vector>
 
+#include "absl/synchronization/mutex.h"
 #include "tiers/memory/memory_tier.h"
 #include "tiers/nvme/io_engine.h"
 #include "tiers/nvme/nvme_tier.h"
+#include "tiers/nvme/storage.h"
 #include "tiers/nvme/worker_pool.h"
 #include "tiers/tier_test_util.h"
 
@@ -155,6 +162,100 @@ TEST_F(RegisteredMemoryTest, ServesMemoryThatComesAndGoes) {
   ASSERT_TRUE(host.ok() && (*host)->Reserve(4096, 0).ok());
   (*nvme)->Close();
   host->reset();
+}
+
+// Registers memory when it is allowed to.
+class Gate {
+ public:
+  void Allow(int count) {
+    absl::MutexLock lock(&mutex_);
+    allowed_count_ += count;
+  }
+  void Pass(std::span<std::byte> memory) {
+    absl::MutexLock lock(&mutex_);
+    mutex_.Await(
+        absl::Condition(+[](int* allowed_count) { return *allowed_count > 0; }, &allowed_count_));
+    --allowed_count_;
+    passed_.push_back(memory.data());
+  }
+  void CountWake() {
+    absl::MutexLock lock(&mutex_);
+    ++wake_count_;
+  }
+  void AwaitWakes(int count) {
+    absl::MutexLock lock(&mutex_);
+    const auto reached = [this, count] { return wake_count_ >= count; };
+    mutex_.Await(absl::Condition(&reached));
+  }
+  std::vector<std::byte*> passed() {
+    absl::MutexLock lock(&mutex_);
+    return passed_;
+  }
+
+ private:
+  absl::Mutex mutex_;
+  // The tier's own buffers at first.
+  int allowed_count_ ABSL_GUARDED_BY(mutex_) = 1;
+  int wake_count_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::vector<std::byte*> passed_ ABSL_GUARDED_BY(mutex_);
+};
+
+class GatedEngine final : public IoEngine {
+ public:
+  GatedEngine(std::unique_ptr<IoEngine> engine, Gate* gate)
+      : engine_(std::move(engine)), gate_(gate) {}
+  std::string_view name() const override { return engine_->name(); }
+  void Submit(std::unique_ptr<IoOp> op) override { engine_->Submit(std::move(op)); }
+  std::vector<Completion> Wait(int timeout_ms) override { return engine_->Wait(timeout_ms); }
+  void Wake() override {
+    engine_->Wake();
+    gate_->CountWake();
+  }
+  void RegisterMemory(std::span<std::byte> memory) override { gate_->Pass(memory); }
+
+ private:
+  const std::unique_ptr<IoEngine> engine_;
+  Gate* const gate_;
+};
+
+class GatedStorage final : public Storage {
+ public:
+  explicit GatedStorage(Gate* gate) : gate_(gate) {}
+  std::unique_ptr<IoEngine> WrapEngine(std::unique_ptr<IoEngine> engine) override {
+    return std::make_unique<GatedEngine>(std::move(engine), gate_);
+  }
+
+ private:
+  Gate* const gate_;
+};
+
+TEST(MemoryOrderTest, MemoryThatLeavesGoesBeforeMemoryThatComes) {
+  const TempFolder folder;
+  Gate gate;
+  GatedStorage storage(&gate);
+  auto nvme = NvmeTier::Create({.dir = folder.path() + "/nvme",
+                                .capacity_bytes = 64ULL << 20,
+                                .segment_bytes = 4ULL << 20,
+                                .storage = &storage});
+  ASSERT_TRUE(nvme.ok()) << nvme.status();
+  SegmentObserver& observer = (*nvme)->memory_observer();
+  std::vector<PageBuffer> memory;
+  for (int i = 0; i < 3; ++i) memory.emplace_back(kPage);
+  for (PageBuffer& buffer : memory) observer.OnMapped(buffer.bytes());
+  std::jthread leaving([&] { observer.OnUnmapping(memory[2].bytes()); });
+  gate.AwaitWakes(4);
+  // The second would wait for ever.
+  gate.Allow(1);
+  leaving.join();
+  gate.Allow(10);
+  (*nvme)->Close();
+  const std::vector<std::byte*> passed = gate.passed();
+  ASSERT_GE(passed.size(), 2U);
+  EXPECT_EQ(passed[1], memory[0].bytes().data());
+  EXPECT_EQ(std::ranges::count(passed, memory[2].bytes().data()), 0);
+  // Its threads are gone.
+  observer.OnMapped(memory[2].bytes());
+  observer.OnUnmapping(memory[2].bytes());
 }
 
 TEST(WorkerPoolTest, DoesAllThatWasSubmitted) {

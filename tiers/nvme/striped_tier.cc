@@ -24,6 +24,13 @@ bool IsFatal(const absl::Status& status) {
   return absl::IsFailedPrecondition(status) || absl::IsInvalidArgument(status);
 }
 
+// Of the description of an engine.
+int Slowness(const std::string& io_engine) {
+  if (io_engine.empty()) return 0;
+  if (io_engine.starts_with("pread")) return 3;
+  return io_engine.find(", without") == std::string::npos ? 1 : 2;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<StripedTier>> StripedTier::Create(
@@ -55,9 +62,21 @@ absl::StatusOr<std::unique_ptr<StripedTier>> StripedTier::Create(
   return std::unique_ptr<StripedTier>(new StripedTier(std::move(drives)));
 }
 
+void StripedTier::OnMapped(std::span<std::byte> segment) {
+  for (Drive& drive : drives_) {
+    if (drive.tier != nullptr) drive.tier->memory_observer().OnMapped(segment);
+  }
+}
+
+void StripedTier::OnUnmapping(std::span<std::byte> segment) {
+  for (Drive& drive : drives_) {
+    if (drive.tier != nullptr) drive.tier->memory_observer().OnUnmapping(segment);
+  }
+}
+
 NvmeTier& StripedTier::TierOf(ReplicaId replica) const {
   const size_t drive_idx = replica % kStride;
-  KVT_CHECK(drive_idx < drives_.size() && drives_[drive_idx].tier != nullptr);
+  KVT_CHECK(drive_idx < drives_.size() && drives_[drive_idx].failure.ok());
   return *drives_[drive_idx].tier;
 }
 
@@ -66,7 +85,7 @@ std::vector<StripedTier::Choice> StripedTier::DrawOrder() {
   std::vector<Choice> choices;
   uint64_t total_bytes = 0;
   for (size_t i = 0; i < drives_.size(); ++i) {
-    if (drives_[i].tier == nullptr || drives_[i].tier->Health().degraded) continue;
+    if (!drives_[i].failure.ok() || drives_[i].tier->Health().degraded) continue;
     const TierUsage usage = drives_[i].tier->Usage();
     choices.push_back({.drive_idx = i, .free_bytes = usage.capacity_bytes - usage.used_bytes});
     total_bytes += choices.back().free_bytes;
@@ -101,7 +120,7 @@ void StripedTier::Free(ReplicaId replica) { TierOf(replica).Free(InMember(replic
 uint64_t StripedTier::FootprintBytes(uint32_t payload_bytes) const {
   uint64_t most_bytes = 0;
   for (const Drive& drive : drives_) {
-    if (drive.tier == nullptr) continue;
+    if (!drive.failure.ok()) continue;
     most_bytes = std::max(most_bytes, drive.tier->FootprintBytes(payload_bytes));
   }
   return most_bytes;
@@ -110,7 +129,7 @@ uint64_t StripedTier::FootprintBytes(uint32_t payload_bytes) const {
 TierUsage StripedTier::Usage() const {
   TierUsage total;
   for (const Drive& drive : drives_) {
-    if (drive.tier == nullptr) continue;
+    if (!drive.failure.ok()) continue;
     const TierUsage usage = drive.tier->Usage();
     total.capacity_bytes += usage.capacity_bytes;
     total.used_bytes += usage.used_bytes;
@@ -135,7 +154,7 @@ absl::Status StripedTier::Recover(const std::function<void(const BlockMeta&, Rep
   size_t used_count = 0;
   for (size_t i = 0; i < drives_.size(); ++i) {
     Drive& drive = drives_[i];
-    if (drive.tier == nullptr) continue;
+    if (!drive.failure.ok()) continue;
     // Told only once the whole member is recovered: one that fails half-way leaves nothing.
     std::vector<std::pair<BlockMeta, ReplicaId>> blocks;
     const absl::Status recovered = drive.tier->Recover(
@@ -143,7 +162,7 @@ absl::Status StripedTier::Recover(const std::function<void(const BlockMeta&, Rep
     if (!recovered.ok()) {
       spdlog::error("nvme: {} is left out: {}", drive.dir, recovered.ToString());
       drive.failure = failure = Annotate(recovered, drive.dir);
-      drive.tier = nullptr;
+      drive.tier->Close();
       continue;
     }
     ++used_count;
@@ -162,8 +181,8 @@ TierHealth StripedTier::Health() const {
   TierHealth health{.degraded = true, .reason = ""};
   for (const Drive& drive : drives_) {
     const TierHealth member =
-        drive.tier != nullptr ? drive.tier->Health()
-                              : TierHealth{.degraded = true, .reason = drive.failure.ToString()};
+        drive.failure.ok() ? drive.tier->Health()
+                           : TierHealth{.degraded = true, .reason = drive.failure.ToString()};
     if (!member.degraded) {
       health.degraded = false;
       continue;
@@ -178,11 +197,9 @@ NvmeStats StripedTier::Stats() const {
   NvmeStats total;
   total.is_direct = true;
   for (const Drive& drive : drives_) {
-    if (drive.tier == nullptr) continue;
+    if (!drive.failure.ok()) continue;
     const NvmeStats stats = drive.tier->Stats();
-    if (total.io_engine.empty() || stats.io_engine.starts_with("pread")) {
-      total.io_engine = stats.io_engine;
-    }
+    if (Slowness(stats.io_engine) > Slowness(total.io_engine)) total.io_engine = stats.io_engine;
     total.is_direct = total.is_direct && stats.is_direct;
     total.segment_bytes = std::max(total.segment_bytes, stats.segment_bytes);
     total.segment_count += stats.segment_count;
@@ -207,7 +224,7 @@ std::vector<StripedTier::Member> StripedTier::Members() const {
   std::vector<Member> members;
   for (const Drive& drive : drives_) {
     Member& member = members.emplace_back(Member{.dir = drive.dir, .failure = "", .usage = {}});
-    if (drive.tier == nullptr) {
+    if (!drive.failure.ok()) {
       member.failure = drive.failure.ToString();
       continue;
     }

@@ -12,6 +12,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "tiers/memory/segment_observer.h"
 #include "tiers/nvme/nvme_tier.h"
 #include "tiers/tier.h"
 
@@ -24,7 +25,7 @@ namespace kvtier {
 //
 // Owns its members. Thread-safe; blocks as NvmeTier does. A replica's id is the member's id times
 // kMemberCountMax plus the member's index.
-class StripedTier final : public Tier {
+class StripedTier final : public Tier, private SegmentObserver {
  public:
   static constexpr size_t kMemberCountMax = 256;
 
@@ -53,6 +54,10 @@ class StripedTier final : public Tier {
   // others do.
   TierHealth Health() const override;
 
+  // See NvmeTier; tells every member. Calls are allowed from Create on, also while Recover runs,
+  // and after Close.
+  SegmentObserver& memory_observer() { return *this; }
+
   // Sums; `io_engine` is the slowest in use.
   NvmeStats Stats() const;
   // Of each member in use, by index in `dirs`.
@@ -68,7 +73,10 @@ class StripedTier final : public Tier {
  private:
   struct Drive {
     std::string dir;
-    std::unique_ptr<NvmeTier> tier;  // null: left out because of `failure`
+    // Null: could not be opened. One that could not be recovered is closed and stays, for the
+    // memory it was told of outlives it.
+    std::unique_ptr<NvmeTier> tier;
+    // Why it is left out; OK: it is not.
     absl::Status failure;
   };
   struct Choice {
@@ -77,10 +85,14 @@ class StripedTier final : public Tier {
   };
 
   explicit StripedTier(std::vector<Drive> drives) : drives_(std::move(drives)) {}
+  // SegmentObserver.
+  void OnMapped(std::span<std::byte> segment) override;
+  void OnUnmapping(std::span<std::byte> segment) override;
+
   NvmeTier& TierOf(ReplicaId replica) const;
   std::vector<Choice> DrawOrder();
 
-  std::vector<Drive> drives_;  // fixed after Recover
+  std::vector<Drive> drives_;  // fixed but for `failure`, which is after Recover
   absl::Mutex mutex_;
   std::mt19937_64 random_ ABSL_GUARDED_BY(mutex_){std::random_device{}()};
 };

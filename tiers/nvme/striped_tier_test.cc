@@ -5,13 +5,16 @@
 
 #include <atomic>
 #include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <map>
 #include <string>
 #include <vector>
 
 #include "tiers/conformance_test.h"
+#include "tiers/memory/memory_tier.h"
 #include "tiers/nvme/nvme_test_util.h"
+#include "tiers/nvme/storage.h"
 
 namespace kvtier {
 namespace {
@@ -176,6 +179,56 @@ TEST_F(StripedTierTest, ADriveThatFailsWhileInUseIsLeftOutUntilItHeals) {
   }
   ASSERT_EQ(Put(102), absl::OkStatus());
   EXPECT_EQ(ReadableCount(), 31);
+}
+
+// Files of this drive cannot be removed.
+class StubbornStorage final : public nvme::Storage {
+ public:
+  explicit StubbornStorage(std::string dir) : dir_(std::move(dir)) {}
+  absl::Status Remove(const std::string& path) override {
+    if (path.starts_with(dir_ + "/segments/")) return absl::UnavailableError("stubborn");
+    return Storage::Remove(path);
+  }
+
+ private:
+  const std::string dir_;
+};
+
+TEST_F(StripedTierTest, TellsAllDrivesOfMemoryAlsoOneThatCannotBeRecovered) {
+  Open();
+  for (uint64_t seed = 0; Put(seed).ok();) ++seed;
+  tier_.reset();
+  // With less capacity, segments have to go.
+  StubbornStorage storage(dirs_[1]);
+  NvmeOptions options = SmallOptions();
+  options.capacity_bytes = 3 * 8 * kTestSegmentBytes;
+  options.storage = &storage;
+  auto nvme = StripedTier::Create(dirs_, options);
+  ASSERT_TRUE(nvme.ok()) << nvme.status();
+  auto host = MemoryTier::Create({.capacity_bytes = 4 << 20,
+                                  .segment_bytes = 1 << 20,
+                                  .observers = {&(*nvme)->memory_observer()},
+                                  .prepare_thread_count = 2});
+  ASSERT_TRUE(host.ok()) << host.status();
+  // Memory is made and told of while directories are given up.
+  ASSERT_EQ((*host)->Recover([](const BlockMeta&, ReplicaId) {}), absl::OkStatus());
+  std::map<Key, ReplicaId> found;
+  ASSERT_EQ((*nvme)->Recover([&](const BlockMeta& meta, ReplicaId replica) {
+    found.emplace(meta.key, replica);
+  }),
+            absl::OkStatus());
+  EXPECT_NE((*nvme)->Health().reason.find(dirs_[1]), std::string::npos);
+  EXPECT_FALSE(found.empty());
+  for (const auto& [key, replica] : found) {
+    const TestBlock& block = held_.at(key).block;
+    const auto slot = (*host)->Reserve(block.meta.payload_bytes, 0);
+    ASSERT_TRUE(slot.ok()) << slot.status();
+    const std::span<std::byte> bytes = (*host)->Mapped(*slot);
+    EXPECT_EQ(ReadAndWait(**nvme, replica, block.meta, bytes), absl::OkStatus());
+    EXPECT_EQ(std::memcmp(bytes.data(), block.payload.bytes().data(), block.meta.payload_bytes), 0);
+    (*host)->Free(*slot);
+  }
+  host->reset();
 }
 
 TEST_F(StripedTierTest, KeepsABlockThatTwoDrivesHoldOnce) {

@@ -3,6 +3,7 @@
 #include <liburing.h>
 #include <poll.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -42,6 +43,16 @@ struct Pending {
   std::shared_ptr<Split> split = {};
   int fixed_idx = -1;
 };
+
+// The kernel says ENOMEM for memory that the process may not lock, too.
+std::string WhyNotRegistered(int error) {
+  rlimit limit{};
+  if (error != ENOMEM || getrlimit(RLIMIT_MEMLOCK, &limit) != 0 ||
+      limit.rlim_cur == RLIM_INFINITY) {
+    return std::strerror(error);
+  }
+  return "RLIMIT_MEMLOCK is " + std::to_string(limit.rlim_cur) + " bytes";
+}
 
 class UringEngine final : public IoEngine {
  public:
@@ -150,7 +161,7 @@ class UringEngine final : public IoEngine {
       const int updated = UpdateFixed(idx, buffer);
       if (updated < 0) {
         // What is registered stays so; the next one would fail as well.
-        no_fixed_reason_ = std::strerror(-updated);
+        no_fixed_reason_ = WhyNotRegistered(-updated);
         return;
       }
       free_fixed_.pop_back();
