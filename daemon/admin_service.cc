@@ -14,6 +14,7 @@
 #include "proto/base/reasons.h"
 #include "proto/base/status_util.h"
 #include "proto/base/version.h"
+#include "tiers/nvme/striped_tier.h"
 
 namespace kvtier {
 namespace {
@@ -133,6 +134,35 @@ AdminService::Unary* AdminService::GetStatus(Context* context, const v1::GetStat
   return FinishNow(context, absl::OkStatus(), options_.epoch, response);
 }
 
+void AdminService::FillNvme(v1::NvmeStats* nvme) const {
+  const auto* const tier = dynamic_cast<const StripedTier*>(store_->tiers().nvme);
+  if (tier == nullptr) return;
+  const NvmeStats stats = tier->Stats();
+  nvme->set_io_engine(stats.io_engine);
+  nvme->set_registered_bytes(stats.registered_bytes);
+  nvme->set_direct(stats.is_direct);
+  nvme->set_segment_count(stats.segment_count);
+  nvme->set_written_bytes(stats.written_bytes);
+  nvme->set_moved_bytes(stats.moved_bytes);
+  nvme->set_useful_read_bytes(stats.useful_read_bytes);
+  nvme->set_written_today_bytes(stats.written_today_bytes);
+  nvme->set_write_bytes_per_day_max(options_.write_bytes_per_day_max);
+  nvme->set_scrubbed_block_count(stats.scrubbed_count);
+  nvme->set_scrub_lost_block_count(stats.scrub_lost_count);
+  nvme->set_scrub_round_count(stats.scrub_round_count);
+  nvme->set_recovered_block_count(stats.recovered_count);
+  nvme->set_dropped_block_count(stats.dropped_count);
+  nvme->set_rebuilt(stats.is_rebuilt);
+  for (const StripedTier::Member& member : tier->Members()) {
+    v1::NvmeDirectory* const directory = nvme->add_directories();
+    directory->set_path(member.dir);
+    directory->set_failure(member.failure);
+    directory->set_capacity_bytes(member.usage.capacity_bytes);
+    directory->set_used_bytes(member.usage.used_bytes);
+    directory->set_physical_bytes(member.usage.physical_bytes);
+  }
+}
+
 void AdminService::FillTier(TierId id, const core::TierCounters& counters,
                             v1::GetTiersResponse* response) const {
   const Tier* const tier = store_->tiers().At(id);
@@ -149,7 +179,10 @@ void AdminService::FillTier(TierId id, const core::TierCounters& counters,
   stats->set_evicted_block_count(counters.evicted_block_count);
   stats->set_corrupt_block_count(counters.corrupt_block_count);
   stats->set_degraded(tier->Health().degraded);
-  if (id == TierId::kNvme) stats->set_physical_bytes(usage.physical_bytes);
+  if (id == TierId::kNvme) {
+    stats->set_physical_bytes(usage.physical_bytes);
+    FillNvme(stats->mutable_nvme());
+  }
   stats->set_ready_bytes(usage.ready_bytes);
 }
 

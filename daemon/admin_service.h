@@ -22,6 +22,7 @@ class AdminService final : public v1::AdminService::CallbackService {
     std::string device;
     // Empty without nvme.
     std::string io_engine;
+    uint64_t write_bytes_per_day_max = 0;
   };
 
   // Not owned; both outlive the service and its calls.
@@ -54,6 +55,7 @@ class AdminService final : public v1::AdminService::CallbackService {
  private:
   core::CoreCounters Counters();
   absl::StatusOr<std::vector<core::BlockSummary>> FindBlocks(const v1::WhereRequest& request);
+  void FillNvme(v1::NvmeStats* nvme) const;
   void FillTier(TierId id, const core::TierCounters& counters,
                 v1::GetTiersResponse* response) const;
 

@@ -344,7 +344,8 @@ absl::Status Daemon::Listen() {
   admin_service_ = std::make_unique<AdminService>(
       AdminService::Options{.epoch = epoch_,
                             .device = config_.hbm_device.device,
-                            .io_engine = nvme_ == nullptr ? "" : NameOf(nvme_->Stats().io_engine)},
+                            .io_engine = nvme_ == nullptr ? "" : NameOf(nvme_->Stats().io_engine),
+                            .write_bytes_per_day_max = config_.nvme.write_bytes_per_day_max},
       store_.get(), &tenants_);
   grpc::EnableDefaultHealthCheckService(true);
   KVT_ASSIGN_OR_RETURN(

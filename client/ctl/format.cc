@@ -92,6 +92,33 @@ std::string StatusText(const v1::GetStatusResponse& status) {
          tiers;
 }
 
+Json NvmeJson(const v1::NvmeStats& nvme) {
+  Json directories = Json::array();
+  for (const v1::NvmeDirectory& directory : nvme.directories()) {
+    directories.push_back({{"path", directory.path()},
+                           {"failure", directory.failure()},
+                           {"capacity_bytes", directory.capacity_bytes()},
+                           {"used_bytes", directory.used_bytes()},
+                           {"physical_bytes", directory.physical_bytes()}});
+  }
+  return {{"io_engine", nvme.io_engine()},
+          {"registered_bytes", nvme.registered_bytes()},
+          {"direct", nvme.direct()},
+          {"segment_count", nvme.segment_count()},
+          {"written_bytes", nvme.written_bytes()},
+          {"moved_bytes", nvme.moved_bytes()},
+          {"useful_read_bytes", nvme.useful_read_bytes()},
+          {"written_today_bytes", nvme.written_today_bytes()},
+          {"write_bytes_per_day_max", nvme.write_bytes_per_day_max()},
+          {"scrubbed_block_count", nvme.scrubbed_block_count()},
+          {"scrub_lost_block_count", nvme.scrub_lost_block_count()},
+          {"scrub_round_count", nvme.scrub_round_count()},
+          {"recovered_block_count", nvme.recovered_block_count()},
+          {"dropped_block_count", nvme.dropped_block_count()},
+          {"rebuilt", nvme.rebuilt()},
+          {"directories", directories}};
+}
+
 Json TiersJson(const v1::GetTiersResponse& response) {
   Json tiers = Json::array();
   for (const v1::TierStats& tier : response.tiers()) {
@@ -107,6 +134,7 @@ Json TiersJson(const v1::GetTiersResponse& response) {
                      {"evicted_block_count", tier.evicted_block_count()},
                      {"corrupt_block_count", tier.corrupt_block_count()},
                      {"degraded", tier.degraded()}});
+    if (tier.has_nvme()) tiers.back()["nvme"] = NvmeJson(tier.nvme());
   }
   Json links = Json::array();
   for (const v1::LinkStats& link : response.links()) {

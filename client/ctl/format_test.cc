@@ -131,6 +131,41 @@ TEST(FormatTest, TiersJson) {
       R"("admission_rejected_block_count":0}})");
 }
 
+TEST(FormatTest, TiersJsonOfNvme) {
+  v1::GetTiersResponse response;
+  v1::TierStats* const tier = response.add_tiers();
+  tier->set_tier(v1::TIER_NVME);
+  v1::NvmeStats* const nvme = tier->mutable_nvme();
+  nvme->set_io_engine("pread, without io_uring: no");
+  nvme->set_registered_bytes(1);
+  nvme->set_direct(true);
+  nvme->set_segment_count(2);
+  nvme->set_written_bytes(3);
+  nvme->set_moved_bytes(4);
+  nvme->set_useful_read_bytes(5);
+  nvme->set_written_today_bytes(6);
+  nvme->set_write_bytes_per_day_max(7);
+  nvme->set_scrubbed_block_count(8);
+  nvme->set_scrub_lost_block_count(9);
+  nvme->set_scrub_round_count(10);
+  nvme->set_recovered_block_count(11);
+  nvme->set_dropped_block_count(12);
+  nvme->set_rebuilt(true);
+  v1::NvmeDirectory* const directory = nvme->add_directories();
+  directory->set_path("/a");
+  directory->set_failure("gone");
+  directory->set_capacity_bytes(13);
+  directory->set_used_bytes(14);
+  directory->set_physical_bytes(15);
+  EXPECT_EQ(TiersJson(response)["tiers"][0]["nvme"].dump(),
+            R"({"io_engine":"pread, without io_uring: no","registered_bytes":1,"direct":true,)"
+            R"("segment_count":2,"written_bytes":3,"moved_bytes":4,"useful_read_bytes":5,)"
+            R"("written_today_bytes":6,"write_bytes_per_day_max":7,"scrubbed_block_count":8,)"
+            R"("scrub_lost_block_count":9,"scrub_round_count":10,"recovered_block_count":11,)"
+            R"("dropped_block_count":12,"rebuilt":true,"directories":[{"path":"/a",)"
+            R"("failure":"gone","capacity_bytes":13,"used_bytes":14,"physical_bytes":15}]})");
+}
+
 TEST(FormatTest, ContextsTextSaysWhatItLeftOut) {
   EXPECT_EQ(ContextsText(Contexts()),
             "CONTEXT      TENANT   STATE   BLOCKS  HBM  HOST  NVME  MISSING   IDLE\n"

@@ -70,6 +70,8 @@ class IoEngine {
   // Transfers whose buffers all lie in registered memory go without the cost of finding their pages
   // again and again. Whole pages; a wish: what cannot be registered is used as any other memory.
   virtual void RegisterMemory(std::span<std::byte>) {}
+  // Of what RegisterMemory was given.
+  virtual uint64_t registered_bytes() const { return 0; }
   // Requires: registered with this very span, no operation on it is pending. When this returns, the
   // engine and the kernel have let go of the pages.
   virtual void UnregisterMemory(std::span<std::byte>) {}

@@ -156,7 +156,7 @@ class NvmeTier::Impl final : public SegmentObserver {
   // nvme_memory.cc; all on the I/O thread.
   void ServeMemory();
   void LetGoOfMemory(std::span<std::byte> memory);
-  void NameEngine();
+  void NoteEngine();
   void ReleaseMemory(std::span<std::byte> memory);
   void ReleaseAllMemory();
 
@@ -239,6 +239,7 @@ class NvmeTier::Impl final : public SegmentObserver {
   bool is_io_done_ ABSL_GUARDED_BY(mutex_) = false;
   std::optional<absl::Status> engine_made_ ABSL_GUARDED_BY(mutex_);
   std::string engine_name_ ABSL_GUARDED_BY(mutex_);
+  uint64_t registered_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   std::unique_ptr<nvme::SegmentTable> segments_ ABSL_GUARDED_BY(mutex_);
   nvme::ReplicaTable replicas_ ABSL_GUARDED_BY(mutex_);
   uint64_t used_bytes_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -67,12 +67,13 @@ void NvmeTier::Impl::ServeMemory() {
   } else if (!coming.empty()) {
     registered_.push_back(coming);
     engine_->RegisterMemory(coming);
-    NameEngine();
+    NoteEngine();
   }
 }
 
 void NvmeTier::Impl::LetGoOfMemory(std::span<std::byte> memory) {
   ReleaseMemory(memory);
+  NoteEngine();
   absl::MutexLock lock(&mutex_);
   // What of it was not registered yet never is.
   std::erase_if(coming_memory_, [&](std::span<std::byte> coming) {
@@ -82,10 +83,12 @@ void NvmeTier::Impl::LetGoOfMemory(std::span<std::byte> memory) {
 }
 
 // Memory that cannot be registered costs speed only, and is said once.
-void NvmeTier::Impl::NameEngine() {
+void NvmeTier::Impl::NoteEngine() {
   std::string name = engine_->Description() + engine_note_;
+  const uint64_t own_bytes = pages_->memory().size();
   {
     absl::MutexLock lock(&mutex_);
+    registered_bytes_ = std::max(engine_->registered_bytes(), own_bytes) - own_bytes;
     if (name == engine_name_) return;
     engine_name_ = name;
   }

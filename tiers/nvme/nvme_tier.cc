@@ -180,6 +180,7 @@ TierHealth NvmeTier::Impl::Health() const {
 NvmeStats NvmeTier::Impl::Stats() const {
   absl::MutexLock lock(&mutex_);
   return {.io_engine = engine_name_,
+          .registered_bytes = registered_bytes_,
           .is_direct = dir_ != nullptr && dir_->is_direct(),
           .segment_bytes = segment_bytes_,
           .segment_count = segments_->file_count(),

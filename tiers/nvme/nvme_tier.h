@@ -68,6 +68,8 @@ struct NvmeOptions {
 struct NvmeStats {
   // Its name and, when it is less than it could be, in what and why.
   std::string io_engine;
+  // Of the memory that memory_observer was told of: registered with the engine.
+  uint64_t registered_bytes = 0;
   // O_DIRECT is in use; else the page cache and fdatasync.
   bool is_direct = false;
   uint64_t segment_bytes = 0;

@@ -200,6 +200,7 @@ NvmeStats StripedTier::Stats() const {
     if (!drive.failure.ok()) continue;
     const NvmeStats stats = drive.tier->Stats();
     if (Slowness(stats.io_engine) > Slowness(total.io_engine)) total.io_engine = stats.io_engine;
+    total.registered_bytes += stats.registered_bytes;
     total.is_direct = total.is_direct && stats.is_direct;
     total.segment_bytes = std::max(total.segment_bytes, stats.segment_bytes);
     total.segment_count += stats.segment_count;

@@ -165,9 +165,12 @@ class UringEngine final : public IoEngine {
         return;
       }
       free_fixed_.pop_back();
+      registered_bytes_ += chunk.size();
       fixed_.emplace(chunk.data(), Fixed{.end = chunk.data() + chunk.size(), .idx = idx});
     }
   }
+
+  uint64_t registered_bytes() const override { return registered_bytes_; }
 
   void UnregisterMemory(std::span<std::byte> memory) override {
     auto it = fixed_.lower_bound(memory.data());
@@ -175,6 +178,7 @@ class UringEngine final : public IoEngine {
       // An empty buffer cannot be refused: it needs no memory.
       const int updated = UpdateFixed(it->second.idx, iovec{});
       KVT_CHECK(updated == 1);
+      registered_bytes_ -= static_cast<uint64_t>(it->second.end - it->first);
       free_fixed_.push_back(it->second.idx);
       it = fixed_.erase(it);
     }
@@ -322,6 +326,7 @@ class UringEngine final : public IoEngine {
   // Registered memory by its first byte, and the places that are left.
   std::map<const std::byte*, Fixed> fixed_;
   std::vector<int> free_fixed_;
+  uint64_t registered_bytes_ = 0;
   // Empty while all is well.
   std::string plain_ring_reason_;
   std::string no_fixed_reason_;
