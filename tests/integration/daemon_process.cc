@@ -73,13 +73,16 @@ bool Eventually(std::chrono::milliseconds timeout, const std::function<bool()>& 
   return true;
 }
 
-DaemonProcess::DaemonProcess(std::string binary, std::vector<std::string> options) {
+DaemonProcess::DaemonProcess(std::string binary, std::vector<std::string> options,
+                             std::vector<std::string> launcher)
+    : arguments_(std::move(launcher)) {
   const char* base = std::getenv("TMPDIR");
   std::string root = std::string(base != nullptr ? base : "/tmp") + "/kvtier-test-XXXXXX";
   KVT_CHECK(mkdtemp(root.data()) != nullptr);
   root_ = root;
-  arguments_ = {std::move(binary), "--server.run_dir=" + run_dir(),
-                "--server.data_dir=" + data_dir()};
+  arguments_.push_back(std::move(binary));
+  arguments_.push_back("--server.run_dir=" + run_dir());
+  arguments_.push_back("--server.data_dir=" + data_dir());
   arguments_.insert(arguments_.end(), options.begin(), options.end());
 }
 

@@ -41,8 +41,9 @@ bool Eventually(std::chrono::milliseconds timeout, const std::function<bool()>& 
 // Owns a temporary directory with run/ and data/ and the daemon that lives there.
 class DaemonProcess {
  public:
-  // `options`: further --section.key=VALUE flags.
-  DaemonProcess(std::string binary, std::vector<std::string> options);
+  // `options`: further --section.key=VALUE flags. `launcher`: a command that runs the one after it.
+  DaemonProcess(std::string binary, std::vector<std::string> options,
+                std::vector<std::string> launcher = {});
   ~DaemonProcess();
 
   // Starts it and waits until it answers.
