@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <pthread.h>
 #include <spawn.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -24,6 +25,9 @@
 
 namespace kvtier {
 namespace {
+
+// Between two starts of holders that end at once; one that lasted as long was a good one.
+constexpr uint64_t kRestartMsMax = 60'000;
 
 std::string SocketPath(const std::string& run_dir) { return run_dir + "/holder.sock"; }
 
@@ -195,11 +199,92 @@ absl::StatusOr<HolderMessage> HolderClient::Receive(UniqueFd* fd) {
   return message;
 }
 
+HolderClient::HolderClient(Options options, UniqueFd connection)
+    : options_(std::move(options)),
+      connection_(std::move(connection)),
+      restart_ms_(options_.restart_ms),
+      supervisor_([this] {
+        pthread_setname_np(pthread_self(), "kvtier-holder");
+        Supervise();
+      }) {}
+
+HolderClient::~HolderClient() {
+  absl::MutexLock lock(&mutex_);
+  stopping_ = true;
+}
+
 void HolderClient::Reconnect() {
   connection_.Reset();
   // Only this process starts holders here: whoever listens is the one that has our descriptors.
   auto connection = ConnectTo(options_);
-  if (connection.ok()) connection_ = std::move(connection).value();
+  if (connection.ok()) {
+    connection_ = std::move(connection).value();
+  } else if (!gone_since_ms_.has_value()) {
+    NoteGone();
+  }
+}
+
+void HolderClient::NoteGone() {
+  gone_since_ms_ = MonotonicMs();
+  if (*gone_since_ms_ > replaced_at_ms_ + kRestartMsMax) restart_ms_ = options_.restart_ms;
+}
+
+void HolderClient::LookForEnd() {
+  pollfd holder{.fd = connection_.get(), .events = 0, .revents = 0};
+  if (connection_.valid() && poll(&holder, 1, 0) == 1) Reconnect();
+}
+
+absl::StatusOr<bool> HolderClient::Replace() {
+  auto connection = ConnectTo(options_);
+  if (connection.ok()) {
+    connection_ = std::move(connection).value();
+    return false;
+  }
+  KVT_RETURN_IF_ERROR(StartHolder(options_));
+  KVT_ASSIGN_OR_RETURN(connection_, ConnectTo(options_));
+  for (const auto& [name, fd] : kept_) {
+    KVT_RETURN_IF_ERROR(Ask(HolderRequestKind::kKeep, name, fd.get()));
+  }
+  return true;
+}
+
+void HolderClient::ReplaceIfDue() {
+  absl::StatusOr<bool> replaced = false;
+  size_t kept_count;
+  {
+    absl::MutexLock lock(&mutex_);
+    LookForEnd();
+    if (!gone_since_ms_.has_value() || MonotonicMs() < *gone_since_ms_ + restart_ms_) return;
+    replaced = Replace();
+    replaced_at_ms_ = MonotonicMs();
+    restart_ms_ = std::min(2 * restart_ms_, kRestartMsMax);
+    if (replaced.ok()) {
+      gone_since_ms_ = std::nullopt;
+      failed_ = false;
+    } else {
+      // Half of it is no use: the next one gets all of it.
+      connection_.Reset();
+      gone_since_ms_ = replaced_at_ms_;
+    }
+    kept_count = kept_.size();
+  }
+  if (!replaced.ok()) {
+    Fail(replaced.status()).IgnoreError();
+  } else if (*replaced) {
+    Log(LogLevel::kWarning, "the holder of host memory was gone; another one has it",
+        {{"descriptors", kept_count}});
+  }
+}
+
+void HolderClient::Supervise() {
+  while (true) {
+    {
+      absl::MutexLock lock(&mutex_);
+      const absl::Duration interval = absl::Milliseconds(std::min(options_.restart_ms, 500U));
+      if (mutex_.AwaitWithTimeout(absl::Condition(&stopping_), interval)) return;
+    }
+    ReplaceIfDue();
+  }
 }
 
 absl::Status HolderClient::Fail(absl::Status status) {
@@ -217,13 +302,24 @@ absl::Status HolderClient::Call(HolderRequestKind kind, const std::string& name,
   absl::Status status;
   {
     absl::MutexLock lock(&mutex_);
-    status = Send(kind, name, fd);
-    UniqueFd nothing;
-    if (status.ok()) status = Receive(&nothing).status();
+    if (kind == HolderRequestKind::kKeep) {
+      UniqueFd copy(fcntl(*fd, F_DUPFD_CLOEXEC, 0));
+      if (copy.valid()) kept_.emplace(name, std::move(copy));
+    } else {
+      kept_.erase(name);
+    }
+    status = Ask(kind, name, fd);
     if (status.ok()) return status;
     Reconnect();
   }
   return Fail(std::move(status));
+}
+
+absl::Status HolderClient::Ask(HolderRequestKind kind, const std::string& name,
+                               std::optional<int> fd) {
+  KVT_RETURN_IF_ERROR(Send(kind, name, fd));
+  UniqueFd nothing;
+  return Receive(&nothing).status();
 }
 
 absl::Status HolderClient::Keep(const std::string& name, int fd) {

@@ -6,9 +6,11 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -43,8 +45,8 @@ struct HolderMessage {
 static_assert(sizeof(HolderMessage) == 72);
 
 // The daemon's side. Thread-safe; calls wait for the holder's answer. After a failure it connects
-// anew, so that a late answer is never taken for the next one's; if there is no holder any more,
-// every call fails.
+// anew, so that a late answer is never taken for the next one's. While there is no holder, calls
+// fail; a thread starts another one, at growing intervals, and gives it all that is to be kept.
 class HolderClient final : public SegmentKeeper {
  public:
   struct Options {
@@ -55,19 +57,22 @@ class HolderClient final : public SegmentKeeper {
     uint32_t answer_timeout_ms = 5000;
     // The program that is started with --hold when there is no holder.
     std::string program = "/proc/self/exe";
+    // From the end of a holder to the start of the next one; doubles, up to a minute, with each
+    // that follows soon.
+    uint32_t restart_ms = 1000;
   };
 
   // Connects to the holder of the directory; starts one if there is none. Requires: this process
   // has the lock of the directory. Errors: UNAVAILABLE.
   static absl::StatusOr<std::unique_ptr<HolderClient>> Connect(const Options& options);
+  ~HolderClient() override;
 
   absl::Status Keep(const std::string& name, int fd) override;
   absl::Status Forget(const std::string& name) override;
   absl::StatusOr<std::vector<KeptFd>> TakeKept() override;
 
  private:
-  HolderClient(Options options, UniqueFd connection)
-      : options_(std::move(options)), connection_(std::move(connection)) {}
+  HolderClient(Options options, UniqueFd connection);
   absl::Status Call(HolderRequestKind kind, const std::string& name, std::optional<int> fd);
   absl::Status Send(HolderRequestKind kind, const std::string& name, std::optional<int> fd)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -76,12 +81,30 @@ class HolderClient final : public SegmentKeeper {
   // Says the first failure in the log. Returns `status`.
   absl::Status Fail(absl::Status status) ABSL_LOCKS_EXCLUDED(mutex_);
   void Reconnect() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status Ask(HolderRequestKind kind, const std::string& name, std::optional<int> fd)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  void Supervise() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Notes that the holder is gone, if it is.
+  void LookForEnd() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void NoteGone() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Starts the next one and gives it everything. False: the last one is still there.
+  absl::StatusOr<bool> Replace() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void ReplaceIfDue() ABSL_LOCKS_EXCLUDED(mutex_);
 
   const Options options_;
   absl::Mutex mutex_;
   // Invalid: the holder is gone.
   UniqueFd connection_ ABSL_GUARDED_BY(mutex_);
   bool failed_ ABSL_GUARDED_BY(mutex_) = false;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  // What is to be kept, for the next holder.
+  std::multimap<std::string, UniqueFd> kept_ ABSL_GUARDED_BY(mutex_);
+  uint64_t restart_ms_ ABSL_GUARDED_BY(mutex_);
+  // Nothing: there is a holder.
+  std::optional<uint64_t> gone_since_ms_ ABSL_GUARDED_BY(mutex_);
+  uint64_t replaced_at_ms_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::jthread supervisor_;
 };
 
 // The holder itself. Listens, goes into the background (the calling process ends with status 0 when

@@ -28,11 +28,13 @@ class HolderTest : public testing::Test {
  protected:
   // A second after the last daemon is gone, it ends: no test leaves one behind for long.
   std::unique_ptr<HolderClient> Connect(uint32_t hold_seconds = 1,
-                                        uint32_t answer_timeout_ms = 10'000) {
+                                        uint32_t answer_timeout_ms = 10'000,
+                                        uint32_t restart_ms = 600'000) {
     auto client = HolderClient::Connect({.run_dir = folder_.path(),
                                          .hold_seconds = hold_seconds,
                                          .answer_timeout_ms = answer_timeout_ms,
-                                         .program = KVTIERD_PATH});
+                                         .program = KVTIERD_PATH,
+                                         .restart_ms = restart_ms});
     EXPECT_TRUE(client.ok()) << client.status();
     return client.ok() ? std::move(client).value() : nullptr;
   }
@@ -108,6 +110,30 @@ TEST_F(HolderTest, ALateAnswerIsNoOtherCallsAnswer) {
   ASSERT_EQ(kill(holder, SIGKILL), 0);
   EXPECT_EQ(client->Keep("c", File("3").get()).code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(client->TakeKept().status().code(), absl::StatusCode::kUnavailable);
+}
+
+TEST_F(HolderTest, AHolderThatDiesIsReplacedAndGivenAllAgain) {
+  auto client = Connect(/*hold_seconds=*/1, /*answer_timeout_ms=*/10'000, /*restart_ms=*/10);
+  ASSERT_NE(client, nullptr);
+  EXPECT_TRUE(client->Keep("a", File("1").get()).ok());
+  EXPECT_TRUE(client->Keep("b", File("2").get()).ok());
+  EXPECT_TRUE(client->Keep("c", File("3").get()).ok());
+  EXPECT_TRUE(client->Forget("b").ok());
+  for (int round = 0; round < 3; ++round) {
+    const pid_t holder = FindHolder(folder_.path());
+    ASSERT_GT(holder, 0);
+    ASSERT_EQ(kill(holder, SIGKILL), 0);
+    const uint64_t start_ms = MonotonicMs();
+    // Calls fail until there is another one.
+    while (!client->Forget("unknown").ok() && MonotonicMs() - start_ms < 30'000) {
+      poll(nullptr, 0, 5);
+    }
+    EXPECT_EQ(Contents(*client), (std::vector<std::string>{"a=1", "c=3"}));
+  }
+  client.reset();
+  auto next = Connect();
+  ASSERT_NE(next, nullptr);
+  EXPECT_EQ(Contents(*next), (std::vector<std::string>{"a=1", "c=3"}));
 }
 
 TEST_F(HolderTest, HearsTheLastWordsOfADaemonThatReadNoAnswers) {
