@@ -305,12 +305,7 @@ void Client::Impl::ReleaseLease(uint64_t session_generation, uint64_t lease_id) 
   if (forked()) return;
   const std::shared_ptr<Session> session = PeekSession();
   if (session == nullptr || session->lost() || session->generation() != session_generation) return;
-  v1::ReleaseRequest request;
-  request.add_lease_ids(lease_id);
-  v1::ReleaseResponse response;
-  const absl::Status status =
-      Unary(*session, &Stub::Release, nullptr, request, response, options_.control_timeout_ms);
-  // Other errors end with the session, which releases what is left.
+  const absl::Status status = session->ReleaseLease(lease_id, options_.control_timeout_ms);
   if (IsSessionLoss(status)) session->MarkLost();
 }
 

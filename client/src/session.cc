@@ -3,6 +3,8 @@
 
 #include <pthread.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <utility>
 
 #include "absl/time/time.h"
@@ -12,6 +14,18 @@
 #include "proto/rpc/grpc_status.h"
 
 namespace kvtier::client {
+namespace {
+
+// Of one Release, as the daemon has it.
+constexpr size_t kLeasesPerCallMax = 4096;
+// A heartbeat comes every second.
+constexpr uint32_t kRepeatTimeoutMs = 1000;
+
+absl::Status Restarted() {
+  return WithReason(Aborted("the daemon restarted"), reason::kSessionUnknown);
+}
+
+}  // namespace
 
 absl::StatusOr<std::shared_ptr<Session>> Session::Open(const Options& options) {
   KVT_ASSIGN_OR_RETURN(
@@ -36,6 +50,8 @@ void Session::MarkLost() {
   lost_.store(true, std::memory_order_relaxed);
   // The stream's thread sees its end and drops the mappings.
   stream_context_.TryCancel();
+  absl::MutexLock lock(&mutex_);
+  if (repeat_context_ != nullptr) repeat_context_->TryCancel();
 }
 
 void Session::ReadStream(const std::string& token) {
@@ -46,7 +62,10 @@ void Session::ReadStream(const std::string& token) {
   const auto stream = stub_->OpenSession(&stream_context_, request);
   absl::Status status;
   v1::OpenSessionResponse message;
-  while (status.ok() && stream->Read(&message)) status = OnMessage(message);
+  while (status.ok() && stream->Read(&message)) {
+    status = OnMessage(message);
+    RepeatReleases();
+  }
   MarkLost();
   const absl::Status stream_status = FromGrpc(stream->Finish());
   if (status.ok()) status = stream_status;
@@ -57,9 +76,7 @@ void Session::ReadStream(const std::string& token) {
 }
 
 absl::Status Session::OnMessage(const v1::OpenSessionResponse& message) {
-  if (message.epoch() != epoch_) {
-    return WithReason(Aborted("the daemon restarted"), reason::kSessionUnknown);
-  }
+  if (message.epoch() != epoch_) return Restarted();
   absl::MutexLock lock(&mutex_);
   if (has_opened_) return absl::OkStatus();
   if (!message.has_opened()) return Internal("the daemon began a session with a heartbeat");
@@ -90,6 +107,48 @@ std::optional<uint32_t> Session::NamespaceId(uint32_t client_idx) const {
 void Session::SetNamespaceId(uint32_t client_idx, uint32_t namespace_id) {
   absl::MutexLock lock(&mutex_);
   namespace_ids_[client_idx] = namespace_id;
+}
+
+absl::Status Session::ReleaseLease(uint64_t lease_id, uint32_t timeout_ms) {
+  {
+    absl::MutexLock lock(&mutex_);
+    unreleased_.push_back(lease_id);
+  }
+  grpc::ClientContext context;
+  return SendReleases(context, timeout_ms);
+}
+
+absl::Status Session::SendReleases(grpc::ClientContext& context, uint32_t timeout_ms) {
+  v1::ReleaseRequest request;
+  request.set_session_id(session_id());
+  {
+    absl::MutexLock lock(&mutex_);
+    const size_t count = std::min(unreleased_.size(), kLeasesPerCallMax);
+    const auto first = unreleased_.end() - static_cast<std::ptrdiff_t>(count);
+    request.mutable_lease_ids()->Add(first, unreleased_.end());
+    unreleased_.erase(first, unreleased_.end());
+  }
+  SetDeadline(context, timeout_ms);
+  v1::ReleaseResponse response;
+  absl::Status status = FromGrpc(stub_->Release(&context, request, &response));
+  if (status.ok() && response.epoch() != epoch_) status = Restarted();
+  if (status.ok()) return status;
+  absl::MutexLock lock(&mutex_);
+  unreleased_.insert(unreleased_.end(), request.lease_ids().begin(), request.lease_ids().end());
+  return status;
+}
+
+void Session::RepeatReleases() {
+  grpc::ClientContext context;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (unreleased_.empty() || lost()) return;
+    repeat_context_ = &context;
+  }
+  // What fails is left for the next heartbeat.
+  SendReleases(context, kRepeatTimeoutMs).IgnoreError();
+  absl::MutexLock lock(&mutex_);
+  repeat_context_ = nullptr;
 }
 
 }  // namespace kvtier::client

@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
@@ -61,12 +62,20 @@ class Session {
   std::optional<uint32_t> NamespaceId(uint32_t client_idx) const;
   void SetNamespaceId(uint32_t client_idx, uint32_t namespace_id);
 
+  // Tells the daemon that the lease has ended. If that fails the lease is told of again, with the
+  // next one and at each heartbeat: a daemon that did not listen for a while must not keep it for
+  // as long as the session lives.
+  absl::Status ReleaseLease(uint64_t lease_id, uint32_t timeout_ms);
+
  private:
   Session(const Options& options, std::shared_ptr<HandleConnection> connection);
 
   void ReadStream(const std::string& token);
   absl::Status OnMessage(const v1::OpenSessionResponse& message);
   absl::Status AwaitOpened();
+  absl::Status SendReleases(grpc::ClientContext& context, uint32_t timeout_ms);
+  // In the stream's thread.
+  void RepeatReleases();
 
   const Options options_;
   const std::unique_ptr<Stub> stub_;
@@ -83,6 +92,10 @@ class Session {
   bool has_ended_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status end_status_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<uint32_t, uint32_t> namespace_ids_ ABSL_GUARDED_BY(mutex_);
+  // Leases that have ended, and the daemon may not know.
+  std::vector<uint64_t> unreleased_ ABSL_GUARDED_BY(mutex_);
+  // The call of RepeatReleases in progress, or null.
+  grpc::ClientContext* repeat_context_ ABSL_GUARDED_BY(mutex_) = nullptr;
 
   // Last, so that it has ended before anything it uses is destroyed.
   std::jthread reader_;
