@@ -87,7 +87,7 @@ std::string MachineName(const std::string& dir) {
 }
 
 void Die(const std::string& message) {
-  std::fprintf(stderr, "bench_tiers: %s\n", message.c_str());
+  std::fprintf(stderr, "%s: %s\n", program_invocation_short_name, message.c_str());
   std::exit(2);
 }
 
