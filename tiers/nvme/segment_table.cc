@@ -6,6 +6,12 @@
 #include "proto/base/check.h"
 
 namespace kvtier::nvme {
+namespace {
+
+// Of the head of the writes, filled before the next segment is won.
+constexpr uint64_t kReclaimQuarters = 3;
+
+}  // namespace
 
 SegmentTable::SegmentTable(const Options& options) : options_(options) {
   KVT_CHECK(options.segment_bytes >= 2 * kPageBytes && options.segment_bytes % kPageBytes == 0);
@@ -117,7 +123,7 @@ std::optional<SegmentTable::Activation> SegmentTable::BeginActivation(Stream str
   Head& head = heads_[Idx(stream)];
   KVT_CHECK(!head.activating);
   if (head.segment_idx) Seal(stream);
-  if (stream == Stream::kWrite && free_count() < 2) return std::nullopt;
+  if (stream == Stream::kWrite && !MayWriteTakeFree()) return std::nullopt;
   Activation activation;
   std::optional<uint32_t> segment_idx = TakeFree();
   if (!segment_idx) {
@@ -229,12 +235,32 @@ void SegmentTable::RecycleIfDone(uint32_t segment_idx) {
   free_.push_back(segment_idx);
 }
 
+uint64_t SegmentTable::MoveHeadRoom() const {
+  const std::optional<uint32_t> head = heads_[Idx(Stream::kMove)].segment_idx;
+  return head ? options_.segment_bytes - segments_[*head].end_bytes : 0;
+}
+
+bool SegmentTable::MayWriteTakeFree() const {
+  if (free_count() != 1) return free_count() > 1;
+  // Moves go on without a free segment: what is moved takes no more room than it held.
+  const uint64_t room = MoveHeadRoom();
+  if (victim_) return segments_[*victim_].live_bytes <= room;
+  const std::optional<uint32_t> next = FindVictim(/*is_urgent=*/true);
+  return next && segments_[*next].live_bytes <= room;
+}
+
+bool SegmentTable::wants_reclaim() const {
+  if (free_count() > 1) return false;
+  if (const std::optional<uint32_t> head = heads_[Idx(Stream::kWrite)].segment_idx) {
+    const Segment& segment = segments_[*head];
+    if (segment.end_bytes < options_.segment_bytes / 4 * kReclaimQuarters) return false;
+  }
+  return !MayWriteTakeFree();
+}
+
 uint64_t SegmentTable::MoveRoom(uint32_t victim_idx) const {
   if (free_count() > 0) return room_bytes();
-  uint64_t room = 0;
-  if (const auto head = heads_[Idx(Stream::kMove)].segment_idx) {
-    room += options_.segment_bytes - segments_[*head].end_bytes;
-  }
+  uint64_t room = MoveHeadRoom();
   if (const auto reopenable = FindReopenable(kPageBytes, victim_idx)) {
     room += options_.segment_bytes - segments_[*reopenable].end_bytes;
   }

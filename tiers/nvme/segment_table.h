@@ -28,7 +28,8 @@ enum class Stream : uint8_t { kWrite = 0, kMove = 1 };
 //
 // A segment is absent (no file), free, a head (appended to), sealed, or the victim being emptied.
 // A sealed one is free again once nothing in it is live, uncommitted or pinned. Writes leave one
-// free segment to moves; emptying a segment therefore always finds room.
+// free segment to moves, unless the head of the moves has room for all that the next victim holds;
+// emptying a segment therefore always finds room.
 // A pure state machine: no I/O, no clock. Thread-compatible.
 class SegmentTable {
  public:
@@ -89,7 +90,9 @@ class SegmentTable {
 
   // Segments a head could take: free or absent.
   uint32_t free_count() const;
-  bool wants_reclaim() const { return free_count() < kFreeLow; }
+  // The next segment for writes is still to be won, and soon needed. Not earlier: while the head
+  // fills, more of a victim goes by itself and need not be moved.
+  bool wants_reclaim() const;
   // Something in flight will, or may, free room by itself.
   bool is_busy() const { return uncommitted_count_ + pin_count_ > 0; }
   uint64_t live_bytes() const { return live_bytes_; }
@@ -100,9 +103,6 @@ class SegmentTable {
   uint64_t segment_live_bytes(uint32_t segment_idx) const;
 
  private:
-  // Free segments below this start emptying others before a write has to wait for it.
-  static constexpr uint32_t kFreeLow = 2;
-
   enum class State : uint8_t { kAbsent, kFree, kActivating, kHead, kSealed, kVictim };
   struct Segment {
     State state = State::kAbsent;
@@ -133,6 +133,8 @@ class SegmentTable {
                                          std::optional<uint32_t> except) const;
   std::optional<uint32_t> FindVictim(bool is_urgent) const;
   uint64_t MoveRoom(uint32_t victim_idx) const;
+  uint64_t MoveHeadRoom() const;
+  bool MayWriteTakeFree() const;
   void Seal(Stream stream);
   void RecycleIfDone(uint32_t segment_idx);
 

@@ -48,6 +48,65 @@ TEST_F(SegmentTableTest, LeavesTheLastFreeSegmentToMoves) {
   EXPECT_TRUE(Append(table, Stream::kMove, kRecordBytes).has_value());
 }
 
+// Five full segments of six; one record of the second is freed, so that it can be emptied.
+class AlmostFullTableTest : public SegmentTableTest {
+ protected:
+  AlmostFullTableTest() {
+    while (const auto at = Append(table_, Stream::kWrite, kRecordBytes)) {
+      table_.Commit(*at);
+      placed_.push_back(*at);
+    }
+    EXPECT_EQ(table_.free_count(), 1u);
+    table_.Drop(placed_[5], kRecordBytes);
+  }
+  void Move(size_t idx) {
+    const auto at = Append(table_, Stream::kMove, kRecordBytes);
+    ASSERT_TRUE(at.has_value()) << "a move found no room";
+    table_.Commit(*at);
+    table_.Drop(placed_[idx], kRecordBytes);
+    placed_[idx] = *at;
+  }
+  void Drop(size_t idx) { table_.Drop(placed_[idx], kRecordBytes); }
+
+  SegmentTable table_{{.segment_bytes = kSegmentBytes, .segment_count = 6}};
+  std::vector<Location> placed_;
+};
+
+TEST_F(AlmostFullTableTest, WritesTakeTheLastFreeSegmentWhenMovesCanDoWithoutIt) {
+  ASSERT_EQ(table_.PickVictim(true), placed_[6].segment_idx);
+  for (const size_t idx : {6, 7, 8, 9}) Move(idx);
+  ASSERT_EQ(table_.free_count(), 1u);
+  EXPECT_FALSE(Append(table_, Stream::kWrite, kRecordBytes).has_value())
+      << "nothing can be emptied into the rest of the head of the moves";
+  for (const size_t idx : {10, 11, 12}) Drop(idx);
+  EXPECT_FALSE(Append(table_, Stream::kWrite, kRecordBytes).has_value())
+      << "two records, room for one";
+  Drop(13);
+  const auto at = Append(table_, Stream::kWrite, kRecordBytes);
+  ASSERT_TRUE(at.has_value());
+  table_.Commit(*at);
+  EXPECT_EQ(table_.free_count(), 0u);
+  ASSERT_EQ(table_.PickVictim(true), placed_[14].segment_idx);
+  Move(14);
+  EXPECT_EQ(table_.free_count(), 1u);
+}
+
+TEST_F(AlmostFullTableTest, EmptiesSegmentsOnlyWhenTheHeadIsNearlyFull) {
+  EXPECT_TRUE(table_.wants_reclaim()) << "the head is full";
+  ASSERT_TRUE(table_.PickVictim(true).has_value());
+  for (const size_t idx : {6, 7, 8, 9}) Move(idx);
+  for (const size_t idx : {10, 11, 12, 13}) Drop(idx);
+  EXPECT_FALSE(table_.wants_reclaim()) << "writes can go on";
+  Drop(14);
+  ASSERT_EQ(table_.free_count(), 2u);
+  for (int i = 0; i < 5; ++i) {
+    const auto at = Append(table_, Stream::kWrite, kRecordBytes);
+    ASSERT_TRUE(at.has_value());
+    table_.Commit(*at);
+    EXPECT_EQ(table_.wants_reclaim(), i >= 3) << i;
+  }
+}
+
 TEST_F(SegmentTableTest, RecyclesOnlyWhenNothingHoldsASegment) {
   SegmentTable table({.segment_bytes = kSegmentBytes, .segment_count = 5});
   const auto at = Append(table, Stream::kWrite, kRecordBytes);
