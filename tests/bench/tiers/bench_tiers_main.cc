@@ -19,13 +19,15 @@ namespace {
 
 constexpr char kUsage[] =
     "usage: bench_tiers [--dir DIR] [--quick] [--rounds N] [--only PART] [--blocks N]\n"
-    "                   [--io-engine NAME] [--json] [--check FILE] [--tolerance SHARE]\n"
+    "                   [--block-kib N] [--io-engine NAME] [--json] [--check FILE]\n"
+    "                   [--tolerance SHARE]\n"
     "  --dir DIR      where a folder is made for the run, and removed: a file system with "
     "O_DIRECT\n"
     "                 ($TMPDIR or /tmp)\n"
     "  --quick        little data, one round: does it run at all; the figures mean nothing\n"
     "  --only PART    speed, blobs, memory, churn, lookup or start\n"
     "  --blocks N     in the indexes of lookup and start (1000000)\n"
+    "  --block-kib N  of speed, the blocks of N KiB alone (64, 256, 1024 or 4096)\n"
     "  --json         for programs; FILE of --check is such output\n"
     "  --check FILE   exit 1 if a ratio is worse than FILE's by more than the tolerance (0.2)\n"
     "Without --check it exits 1 if a row misses what it must reach.\n";
@@ -36,6 +38,7 @@ struct Flags {
   bool is_json = false;
   int round_count = 0;
   uint64_t indexed_block_count = 0;
+  uint32_t block_kib = 0;
   std::string only;
   std::string io_engine = "auto";
   std::string recorded_path;
@@ -63,6 +66,8 @@ Flags ParseFlags(int argc, char** argv) {
       flags.dir = argv[++i];
     } else if (flag == "--rounds") {
       flags.round_count = std::max(1, std::atoi(argv[++i]));
+    } else if (flag == "--block-kib") {
+      flags.block_kib = static_cast<uint32_t>(std::atoi(argv[++i]));
     } else if (flag == "--only") {
       flags.only = argv[++i];
     } else if (flag == "--blocks") {
@@ -126,6 +131,7 @@ std::vector<Row> RunAll(const Flags& flags) {
   if (flags.indexed_block_count > 0) settings.indexed_block_count = flags.indexed_block_count;
   std::vector<Row> rows;
   for (const uint32_t kib : {64, 256, 1024, 4096}) {
+    if (flags.block_kib != 0 && flags.block_kib != kib) continue;
     InFolder(flags, settings, "speed", [&](const Settings& here) {
       MeasureSpeed(here, kib << 10, /*has_limits=*/kib == 1024, &rows);
     });

@@ -108,11 +108,10 @@ class ContextWorkload final : public Workload {
 
 void MeasureWorkload(const Settings& settings, Workload& workload, bool has_limits,
                      std::vector<Row>* rows) {
-  // The tier keeps a share of its capacity for its index.
+  // The tier keeps three parts of 64 of its capacity for its index.
   const uint64_t payload_bytes = settings.churn_segment_count * kSegmentBytes;
   NvmeRig rig({.dir = settings.dir + "/churn-" + std::to_string(rows->size()),
-               .capacity_bytes =
-                   payload_bytes + std::max(payload_bytes / 31, payload_bytes / 32) + (8ULL << 20),
+               .capacity_bytes = payload_bytes / 61 * 64 + kSegmentBytes / 4,
                .segment_bytes = kSegmentBytes,
                .block_bytes = kBlockBytes,
                .io_engine = settings.io_engine});

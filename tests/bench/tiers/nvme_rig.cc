@@ -110,6 +110,14 @@ void NvmeRig::Read(std::span<const uint64_t> blocks, int depth) {
   AwaitAll();
 }
 
+void NvmeRig::AwaitFrees() {
+  // A write joins the index's batch of all that was freed before it.
+  constexpr uint64_t kBlock = UINT64_MAX;
+  StartWrite(kBlock, kDepthMax);
+  AwaitAll();
+  Free(kBlock);
+}
+
 void NvmeRig::Free(uint64_t block) {
   const auto it = index_.find(KeyOf(block));
   nvme_->Free(it->second);

@@ -44,6 +44,8 @@ class NvmeRig {
   void AwaitAll();
   // Requires: written, and nothing in flight for it (AwaitAll).
   void Free(uint64_t block);
+  // Until the index has forgotten what was freed: none of that work is left to what comes next.
+  void AwaitFrees();
 
   const HostSlots& host() const { return *host_; }
   const NvmeTier& tier() const { return *nvme_; }

@@ -31,7 +31,7 @@ RawDisk::RawDisk(const std::string& path, uint64_t file_bytes, uint32_t block_by
   error = io_uring_register_buffers(&ring_, buffers, 2 * kDepthMax);
   if (error != 0) Die(std::string("register buffers: ") + std::strerror(-error));
   WriteSequential(block_bytes_max, file_bytes_ / block_bytes_max, kDepthMax);
-  fdatasync(fd_);
+  Sync();
 }
 
 RawDisk::~RawDisk() {
@@ -46,6 +46,12 @@ double RawDisk::ReadRandom(uint32_t block_bytes, uint64_t count, int depth) {
 
 double RawDisk::WriteSequential(uint32_t block_bytes, uint64_t count, int depth) {
   return Run(false, block_bytes, count, depth);
+}
+
+double RawDisk::Sync() {
+  const double begin = WallSeconds();
+  if (fdatasync(fd_) != 0) Die("fdatasync " + path_ + ": " + std::strerror(errno));
+  return WallSeconds() - begin;
 }
 
 double RawDisk::Run(bool is_read, uint32_t block_bytes, uint64_t count, int depth) {

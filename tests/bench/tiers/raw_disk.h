@@ -12,7 +12,7 @@
 namespace kvtier::bench {
 
 // The reference: one file, written over once, read and written with O_DIRECT by the shortest
-// io_uring loop there is: registered buffers, one issuer, no checksum, no sync. From and to the
+// io_uring loop there is: registered buffers, one issuer, no checksum. From and to the
 // same memory as the tier: whether its pages are huge can make a factor of three.
 // Owns the file (removed at the end) and the ring. Thread-compatible.
 class RawDisk {
@@ -28,8 +28,11 @@ class RawDisk {
 
   // Seconds for `count` blocks at random places, `depth` in flight.
   double ReadRandom(uint32_t block_bytes, uint64_t count, int depth);
-  // Seconds for `count` blocks one behind the other, from the start of the file.
+  // Seconds for `count` blocks one behind the other, from the start of the file. They may be in the
+  // disk's own cache then.
   double WriteSequential(uint32_t block_bytes, uint64_t count, int depth);
+  // Seconds of an fdatasync: until the disk's cache is empty, whoever filled it.
+  double Sync();
 
  private:
   double Run(bool is_read, uint32_t block_bytes, uint64_t count, int depth);
