@@ -149,6 +149,10 @@ class NvmeTier::Impl final : public SegmentObserver {
   void EndWrite(WriteJob& job, int64_t result);
   void RefuseWrite(WriteRequest request, absl::Status status);
   void EndCheckedRead(ReadJob& job);
+  // Places for writes and moves that may be taken now.
+  int BackgroundDepth() const;
+  // What the engine reported for a record; -EIO when its segment has no header.
+  int64_t ResultInSegment(uint32_t segment_idx, int64_t result) const;
   void StartSync();
   void SyncNext();
   void FailGroup(std::vector<Commit> group, const absl::Status& status);
@@ -164,6 +168,7 @@ class NvmeTier::Impl final : public SegmentObserver {
   void StartActivation(Stream stream, const nvme::SegmentTable::Activation& activation);
   void ZeroNext(std::unique_ptr<ActivationJob> job);
   void WriteSegmentHeader(std::unique_ptr<ActivationJob> job);
+  void EndSegmentHeader(uint32_t segment_idx, int64_t result);
   void FailActivation(const ActivationJob& job, const absl::Status& status);
   void StartMoves();
   void RefillMoves(uint32_t victim_idx) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -286,11 +291,15 @@ class NvmeTier::Impl final : public SegmentObserver {
   std::string engine_note_;
   std::unique_ptr<nvme::PagePool> pages_;
   std::vector<std::span<std::byte>> registered_;
-  int transfer_count_ = 0;  // reads and writes of records
-  int op_count_ = 0;        // all operations
+  int transfer_count_ = 0;    // reads and writes of records
+  int background_count_ = 0;  // of these, all but the reads of callers
+  int op_count_ = 0;          // all operations
   bool is_write_waiting_ = false;
   // Something changed that an earlier step of this round has looked at.
   bool wants_another_round_ = false;
+  // Segments whose header is being written, and those whose header could not be.
+  std::vector<uint32_t> opening_;
+  std::vector<uint32_t> headless_;
   std::vector<Commit> written_;
   std::vector<Commit> sync_group_;
   std::vector<uint32_t> sync_segments_;

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <iterator>
 #include <utility>
 
 #include "proto/base/check.h"
@@ -25,6 +26,9 @@ namespace {
 
 // Operations beside record transfers: two activations, one sync, one heal probe.
 constexpr int kUpkeepDepth = 8;
+// While callers read, writes and moves get this part of the queue: a read that somebody waits for
+// must not queue behind a disk full of them.
+constexpr int kBackgroundPart = 4;
 // Only a bound on sleep; everything that needs the thread wakes it.
 constexpr int kIdleWaitMs = 10'000;
 
@@ -136,6 +140,19 @@ void NvmeTier::Impl::Submit(std::unique_ptr<IoOp> op) {
   }
   if (op->kind == IoKind::kWrite) CountWritten(op->total_bytes);
   engine_->Submit(std::move(op));
+}
+
+int NvmeTier::Impl::BackgroundDepth() const {
+  const int read_count = transfer_count_ - background_count_;
+  if (reads_.empty() && read_count == 0) return options_.queue_depth;
+  return std::min(std::max(1, options_.queue_depth / kBackgroundPart),
+                  options_.queue_depth - read_count);
+}
+
+int64_t NvmeTier::Impl::ResultInSegment(uint32_t segment_idx, int64_t result) const {
+  const bool is_headless =
+      std::find(headless_.begin(), headless_.end(), segment_idx) != headless_.end();
+  return is_headless && result >= 0 ? -EIO : result;
 }
 
 void NvmeTier::Impl::StartReads() {
@@ -250,7 +267,7 @@ absl::Status NvmeTier::Impl::CheckSource(const WriteRequest& request) {
 
 void NvmeTier::Impl::StartWrites() {
   is_write_waiting_ = false;
-  while (!writes_.empty() && transfer_count_ < options_.queue_depth) {
+  while (!writes_.empty() && background_count_ < BackgroundDepth()) {
     WriteRequest& front = writes_.front();
     if (!front.check) front.check = CheckSource(front);
     absl::Status refusal = *front.check;
@@ -329,12 +346,16 @@ void NvmeTier::Impl::StartWrite(WriteRequest request, const Location& at) {
     op->AddBuffer(tail, kPageBytes);
   }
   ++transfer_count_;
-  op->done = [this, job = std::move(job)](int64_t result) { EndWrite(*job, result); };
+  ++background_count_;
+  op->done = [this, job = std::move(job)](int64_t result) {
+    EndWrite(*job, ResultInSegment(job->at.segment_idx, result));
+  };
   Submit(std::move(op));
 }
 
 void NvmeTier::Impl::EndWrite(WriteJob& job, int64_t result) {
   --transfer_count_;
+  --background_count_;
   pages_->Give(job.pages);
   if (result >= 0) {
     written_.push_back({.replica_id = job.request.replica_id,
@@ -355,11 +376,17 @@ void NvmeTier::Impl::EndWrite(WriteJob& job, int64_t result) {
   RefuseWrite(std::move(job.request), status);
 }
 
-// One fdatasync covers all records written until it starts; those written meanwhile form the next
-// group.
+// One fdatasync covers all records written until it starts, but for those whose segment's header is
+// not written yet; the others form the next group.
 void NvmeTier::Impl::StartSync() {
   if (!sync_group_.empty() || written_.empty()) return;
-  sync_group_.swap(written_);
+  const auto rest =
+      std::stable_partition(written_.begin(), written_.end(), [this](const Commit& commit) {
+        return std::find(opening_.begin(), opening_.end(), commit.at.segment_idx) == opening_.end();
+      });
+  sync_group_.assign(std::make_move_iterator(written_.begin()), std::make_move_iterator(rest));
+  written_.erase(written_.begin(), rest);
+  if (sync_group_.empty()) return;
   for (const Commit& commit : sync_group_) sync_segments_.push_back(commit.at.segment_idx);
   std::sort(sync_segments_.begin(), sync_segments_.end());
   sync_segments_.erase(std::unique(sync_segments_.begin(), sync_segments_.end()),

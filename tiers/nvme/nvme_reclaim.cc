@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <iterator>
 #include <utility>
 
 #include "proto/base/check.h"
@@ -48,6 +49,7 @@ void NvmeTier::Impl::StartActivation(Stream stream,
     return;
   }
   job->fd = *fd;
+  std::erase(headless_, activation.header.segment_idx);
   {
     absl::MutexLock lock(&mutex_);
     if (activation.is_reopened) {
@@ -100,22 +102,45 @@ void NvmeTier::Impl::ZeroNext(std::unique_ptr<ActivationJob> job) {
   Submit(std::move(op));
 }
 
+// Records follow without waiting for the header: their sync waits for it, and makes it durable with
+// them.
 void NvmeTier::Impl::WriteSegmentHeader(std::unique_ptr<ActivationJob> job) {
+  const uint32_t segment_idx = job->activation.header.segment_idx;
+  const Stream stream = job->stream;
   nvme::EncodeSegmentHeader(job->activation.header, job->page.first_page());
   auto op = std::make_unique<IoOp>();
   op->kind = IoKind::kWrite;
   op->fd = job->fd;
   op->AddBuffer(job->page.data(), kPageBytes);
-  op->done = [this, job = std::move(job)](int64_t result) {
-    if (result < 0) {
-      FailActivation(*job, ErrnoStatus(static_cast<int>(-result), "write a segment header"));
-      return;
-    }
-    // The sync of its first records makes the header durable with them.
-    absl::MutexLock lock(&mutex_);
-    segments_->EndActivation(job->stream, /*is_ready=*/true, /*exists=*/true);
+  op->done = [this, job = std::move(job), segment_idx](int64_t result) {
+    EndSegmentHeader(segment_idx, result);
   };
+  opening_.push_back(segment_idx);
   Submit(std::move(op));
+  absl::MutexLock lock(&mutex_);
+  // Two headers of one segment must not be under way.
+  segments_->Pin(segment_idx);
+  segments_->EndActivation(stream, /*is_ready=*/true, /*exists=*/true);
+}
+
+void NvmeTier::Impl::EndSegmentHeader(uint32_t segment_idx, int64_t result) {
+  std::erase(opening_, segment_idx);
+  {
+    absl::MutexLock lock(&mutex_);
+    if (result < 0) segments_->SealIfHead(segment_idx);
+    segments_->Unpin(segment_idx);
+  }
+  if (result >= 0) return;
+  // What is still on its way into the segment fails when it ends.
+  headless_.push_back(segment_idx);
+  const auto lost = std::stable_partition(
+      written_.begin(), written_.end(),
+      [segment_idx](const Commit& commit) { return commit.at.segment_idx != segment_idx; });
+  std::vector<Commit> group(std::make_move_iterator(lost), std::make_move_iterator(written_.end()));
+  written_.erase(lost, written_.end());
+  FailGroup(std::move(group),
+            Unavailable("nvme: write the header of %s: %s", dir_->SegmentPath(segment_idx),
+                        std::strerror(static_cast<int>(-result))));
 }
 
 void NvmeTier::Impl::FailActivation(const ActivationJob& job, const absl::Status& status) {
@@ -144,7 +169,7 @@ void NvmeTier::Impl::StartMoves() {
     const uint32_t victim_idx = *segments_->victim();
     if (move_queue_.empty() && move_count_ == 0) RefillMoves(victim_idx);
     while (!move_queue_.empty() && move_count_ < kMoveCountMax &&
-           transfer_count_ + static_cast<int>(starting.size()) < options_.queue_depth &&
+           background_count_ + static_cast<int>(starting.size()) < BackgroundDepth() &&
            (move_count_ == 0 || move_bytes_ < kMoveBytesMax)) {
       const ReplicaId replica_id = move_queue_.front();
       move_queue_.pop_front();
@@ -184,6 +209,7 @@ void NvmeTier::Impl::StartMoveRead(std::unique_ptr<Move> move, const Location& a
   op->offset_bytes = at.offset_bytes;
   op->AddBuffer(move->record.data(), move->record.bytes().size());
   ++transfer_count_;
+  ++background_count_;
   op->done = [this, move = std::move(move), at](int64_t result) mutable {
     EndMoveRead(std::move(move), at, result);
   };
@@ -192,6 +218,7 @@ void NvmeTier::Impl::StartMoveRead(std::unique_ptr<Move> move, const Location& a
 
 void NvmeTier::Impl::EndMoveRead(std::unique_ptr<Move> move, const Location& at, int64_t result) {
   --transfer_count_;
+  --background_count_;
   if (result < 0) {
     Degrade(Unavailable("nvme: read %s: %s", dir_->SegmentPath(at.segment_idx),
                         std::strerror(static_cast<int>(-result))));
@@ -240,7 +267,7 @@ nvme::IndexRemoval NvmeTier::Impl::RemovalOf(const Replica& replica) const {
 }
 
 void NvmeTier::Impl::StartMoveWrites() {
-  while (!moves_ready_.empty() && transfer_count_ < options_.queue_depth) {
+  while (!moves_ready_.empty() && background_count_ < BackgroundDepth()) {
     const uint64_t record_bytes = moves_ready_.front()->record.bytes().size();
     std::optional<Location> at;
     std::optional<nvme::SegmentTable::Activation> activation;
@@ -281,8 +308,11 @@ void NvmeTier::Impl::StartMoveWrite(std::unique_ptr<Move> move, const Location& 
   op->offset_bytes = at.offset_bytes;
   op->AddBuffer(move->record.data(), move->record.bytes().size());
   ++transfer_count_;
-  op->done = [this, move = std::move(move), at](int64_t result) {
+  ++background_count_;
+  op->done = [this, move = std::move(move), at](int64_t engine_result) {
     --transfer_count_;
+    --background_count_;
+    const int64_t result = ResultInSegment(at.segment_idx, engine_result);
     move_bytes_ -= move->record.bytes().size();
     if (result >= 0) {
       written_.push_back({.replica_id = move->replica_id,
