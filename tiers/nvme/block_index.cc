@@ -142,6 +142,7 @@ absl::Status BlockIndex::OpenDatabase(const Options& options) {
   // A last write that a crash cut short is normal; a log that is damaged before its end is not, and
   // must not silently lose what follows: opening fails, and the index is made anew from the
   // records.
+  CutTornManifest(options.path);
   const LogState logs = StateOfLogs(options.path);
   if (logs == LogState::kDamaged) return DataLoss("%s: a log is damaged", options.path);
   db_options.wal_recovery_mode = logs == LogState::kTorn

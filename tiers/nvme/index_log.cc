@@ -70,6 +70,12 @@ bool IsOlder(const fs::path& a, const fs::path& b) {
   return left.size() != right.size() ? left.size() < right.size() : left < right;
 }
 
+// What cannot be read is for RocksDB to report.
+std::string ReadWhole(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
 }  // namespace
 
 LogReport ExamineLog(std::span<const std::byte> log) {
@@ -78,7 +84,8 @@ LogReport ExamineLog(std::span<const std::byte> log) {
   // A write whose last fragment is still to come.
   bool is_started = false;
   Write started;
-  const auto end_write = [&](const Write& write) {
+  const auto end_write = [&](const Write& write, size_t end_bytes) {
+    report.whole_bytes = end_bytes;
     if (!report.first_sequence) report.first_sequence = write.sequence;
     report.next_sequence = write.sequence + write.count;
     is_started = false;
@@ -91,13 +98,14 @@ LogReport ExamineLog(std::span<const std::byte> log) {
     const auto fragment = ParseFragment(log, offset_bytes);
     if (!fragment) break;
     const auto payload = log.subspan(offset_bytes, fragment->total_bytes).subspan(kHeaderBytes);
-    if (fragment->type == kWhole) end_write(ParseWrite(payload));
+    const size_t end_bytes = offset_bytes + fragment->total_bytes;
+    if (fragment->type == kWhole) end_write(ParseWrite(payload), end_bytes);
     if (fragment->type == kFirst) {
       started = ParseWrite(payload);
       is_started = true;
     }
-    if (fragment->type == kLast && is_started) end_write(started);
-    offset_bytes += fragment->total_bytes;
+    if (fragment->type == kLast && is_started) end_write(started, end_bytes);
+    offset_bytes = end_bytes;
   }
   if (is_started || offset_bytes < log.size()) report.state = LogState::kTorn;
   for (size_t behind = offset_bytes + 1; behind < log.size(); ++behind) {
@@ -120,9 +128,7 @@ LogState StateOfLogs(const std::string& index_path) {
   LogState state = LogState::kWhole;
   std::optional<uint64_t> next_sequence;
   for (const fs::path& path : paths) {
-    // What cannot be read is for RocksDB to report.
-    std::ifstream file(path, std::ios::binary);
-    const std::string log((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+    const std::string log = ReadWhole(path);
     const LogReport report = ExamineLog(std::as_bytes(std::span(log)));
     if (report.state == LogState::kDamaged) return LogState::kDamaged;
     const bool has_gap =
@@ -132,6 +138,19 @@ LogState StateOfLogs(const std::string& index_path) {
     if (report.next_sequence) next_sequence = report.next_sequence;
   }
   return state;
+}
+
+void CutTornManifest(const std::string& index_path) {
+  std::string name = ReadWhole(fs::path(index_path) / "CURRENT");
+  if (!name.starts_with("MANIFEST-") || name.find('/') != std::string::npos) return;
+  if (name.ends_with('\n')) name.pop_back();
+  const fs::path path = fs::path(index_path) / name;
+  const std::string manifest = ReadWhole(path);
+  const LogReport report = ExamineLog(std::as_bytes(std::span(manifest)));
+  if (report.state != LogState::kTorn) return;
+  // If the cut does not reach the disk, the next start makes it.
+  std::error_code ignored;
+  fs::resize_file(path, report.whole_bytes, ignored);
 }
 
 }  // namespace kvtier::nvme

@@ -100,5 +100,42 @@ TEST_F(IndexLogTest, ATornLogMayBeFollowedOnlyByWhatRocksDbWroteAfterIt) {
             LogState::kTorn);
 }
 
+// Of a write of more than a sector, the first or the second half did not reach the disk.
+TEST(TornManifestTest, IsCutWhereTheLastWholeWriteEnds) {
+  const TempFolder folder;
+  const std::string path = folder.path() + "/index";
+  ASSERT_TRUE(BlockIndex::Open({.path = path}).ok());
+  std::string name;
+  std::ifstream(path + "/CURRENT") >> name;
+  const uint64_t whole_bytes = fs::file_size(path + "/" + name);
+  for (const size_t lost_from : {7U, 500U}) {
+    std::string write(1000, 'x');
+    write.replace(0, 7, std::string("\x01\x02\x03\x04\xE1\x03\x01", 7));
+    write.replace(lost_from, 400, 400, '\0');
+    std::ofstream(path + "/" + name, std::ios::binary | std::ios::app) << write;
+    ASSERT_EQ(fs::file_size(path + "/" + name), whole_bytes + write.size());
+    CutTornManifest(path);
+    ASSERT_EQ(fs::file_size(path + "/" + name), whole_bytes);
+  }
+  std::ofstream(path + "/" + name, std::ios::binary | std::ios::app)
+      << std::string("\x01\x02\x03\x04\x01\x00\x01y", 8);
+  const auto index = BlockIndex::Open({.path = path});
+  EXPECT_TRUE(index.ok()) << index.status();
+}
+
+TEST(TornManifestTest, DamageBeforeTheEndIsLeftForRocksDb) {
+  const TempFolder folder;
+  const std::string path = folder.path() + "/index";
+  ASSERT_TRUE(BlockIndex::Open({.path = path}).ok());
+  std::string name;
+  std::ifstream(path + "/CURRENT") >> name;
+  const std::string manifest_path = path + "/" + name;
+  const uint64_t whole_bytes = fs::file_size(manifest_path);
+  std::fstream(manifest_path, std::ios::binary | std::ios::in | std::ios::out).seekp(20) << '\xFF';
+  CutTornManifest(path);
+  EXPECT_EQ(fs::file_size(manifest_path), whole_bytes);
+  EXPECT_FALSE(BlockIndex::Open({.path = path}).ok());
+}
+
 }  // namespace
 }  // namespace kvtier::nvme

@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <random>
@@ -89,19 +90,21 @@ const Version& VersionOf(const Ledger& ledger, const BlockMeta& meta) {
                        [&](const Version& version) { return version.block->meta == meta; });
 }
 
-// Nothing that the tier does not account for.
-void CheckFiles(const NvmeOptions& options, const NvmeStats& stats) {
+// Nothing that the tier does not know.
+void CheckFiles(const NvmeOptions& options, bool is_rebuilt) {
   std::set<std::string> known = {"LOCK", "probe", "index", "segments"};
-  if (stats.is_rebuilt) known.insert("index.damaged-1");
+  if (is_rebuilt) known.insert("index.damaged-1");
   for (const auto& entry : fs::directory_iterator(options.dir)) {
     ASSERT_TRUE(known.contains(entry.path().filename().string())) << entry.path();
   }
-  uint64_t segment_count = 0;
   for (const auto& entry : fs::directory_iterator(options.dir + "/segments")) {
     ASSERT_EQ(entry.path().extension(), ".seg") << entry.path();
-    ++segment_count;
   }
-  ASSERT_EQ(segment_count, stats.segment_count);
+}
+
+uint64_t SegmentFileCount(const NvmeOptions& options) {
+  const fs::directory_iterator files(options.dir + "/segments");
+  return static_cast<uint64_t>(std::distance(begin(files), end(files)));
 }
 
 void CheckTier(const std::string& root, const Ledger& ledger) {
@@ -127,13 +130,21 @@ void CheckTier(const std::string& root, const Ledger& ledger) {
     live_bytes += nvme::RecordBytes(meta.payload_bytes);
   }
   ASSERT_EQ((*tier)->Usage().used_bytes, used_bytes);
-  // A segment may be emptied from the start on: what moves counts twice on its way.
+  // A segment may be emptied from the start on: what moves counts twice on its way, and needs a
+  // segment, which is counted before its file is there.
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
-  while ((*tier)->Stats().live_bytes != live_bytes) {
-    ASSERT_LT(std::chrono::steady_clock::now(), deadline) << (*tier)->Stats().live_bytes;
+  const auto is_settled = [&] {
+    const NvmeStats now = (*tier)->Stats();
+    return now.live_bytes == live_bytes && now.segment_count == SegmentFileCount(OptionsOf(root));
+  };
+  while (!is_settled()) {
+    ASSERT_LT(std::chrono::steady_clock::now(), deadline)
+        << (*tier)->Stats().live_bytes << " bytes instead of " << live_bytes << ", "
+        << SegmentFileCount(OptionsOf(root)) << " segment files, " << (*tier)->Stats().segment_count
+        << " counted";
     std::this_thread::yield();
   }
-  ASSERT_NO_FATAL_FAILURE(CheckFiles(OptionsOf(root), stats));
+  ASSERT_NO_FATAL_FAILURE(CheckFiles(OptionsOf(root), stats.is_rebuilt));
 }
 
 // One use of a tier: random steps in `root`, every sync of which becomes a Moment.
