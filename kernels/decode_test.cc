@@ -252,9 +252,9 @@ TEST_P(DecodeOn, PeakedSoftmaxStaysFarWithinTheBound) {
 // the small weights beside it are the result.
 TEST_P(DecodeOn, SmallWeightsBesideAnIdleTokenStayWithinTheBound) {
   if (GetParam() == Isa::kAvx512) GTEST_SKIP() << "weights in 15 bits lose them: see decode.h";
-  for (const float lead : {4.0F, 8.0F, 12.0F, 20.0F}) {
-    for (const uint32_t group : {1U, 2U, 4U, 8U, 16U}) {
-      for (const uint32_t block_count : {1U, 4U, 40U}) {
+  for (const float lead : {4.0F, 12.0F, 20.0F}) {
+    for (const uint32_t group : {1U, 8U}) {
+      for (const uint32_t block_count : {1U, 5U}) {
         Sequence sequence({64, 128, 1, group, block_count, 0}, GetParam(), {.idle_lead = lead});
         ASSERT_TRUE(Decode(sequence.Args()).ok());
         EXPECT_LE(sequence.RelativeError(), 0x1p-9) << lead << " " << sequence.Describe();
