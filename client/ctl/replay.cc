@@ -266,7 +266,7 @@ absl::StatusOr<size_t> Replayer::FillFrom(size_t first, std::span<const Key> key
                            return client_->Commit(namespace_, fill);
                          }));
     for (size_t i = 0; i < statuses.size(); ++i) {
-      if (statuses[i] == BlockStatus::kOk) ++report_.committed_block_count;
+      if (statuses[i] == BlockStatus::kOk) NoteCommitted(batch[i]);
       if (statuses[i] != BlockStatus::kOk && statuses[i] != BlockStatus::kExists) return first;
       ++first;
     }
@@ -298,8 +298,16 @@ absl::Status Replayer::CheckDecode(uint64_t request_number, std::span<const Key>
   return absl::OkStatus();
 }
 
+void Replayer::NoteCommitted(const Key& key) {
+  ++report_.committed_block_count;
+  if (committed_epoch_ != client_->epoch()) committed_in_epoch_.clear();
+  committed_epoch_ = client_->epoch();
+  committed_in_epoch_.insert(key);
+}
+
 void Replayer::CountRequest(const sim::TraceRequest& request, uint64_t epoch,
-                            std::span<const policy::TierIdx> found, size_t hit_count) {
+                            std::span<const Key> keys, std::span<const policy::TierIdx> found,
+                            size_t hit_count) {
   sim::SimHits& hits = report_.hits;
   ++hits.request_count;
   hits.token_count += request.token_count;
@@ -314,6 +322,9 @@ void Replayer::CountRequest(const sim::TraceRequest& request, uint64_t epoch,
     const uint64_t token_count = trace_->TokensOfBlock(request, i);
     hits.tier_hit_token_count[found[i]] += token_count;
     if (found[i] == sim::kNvme) place->second.nvme_hit_token_count += token_count;
+    if (committed_epoch_ != epoch || !committed_in_epoch_.contains(keys[i])) {
+      place->second.recovered_hit_token_count += token_count;
+    }
   }
   report_.undelivered_block_count += found.size() - hit_count;
 }
@@ -338,7 +349,7 @@ absl::Status Replayer::ServeOnce(const sim::TraceRequest& request, uint64_t requ
                                          std::span(keys).subspan(hit_count, rest_count)));
     KVT_RETURN_IF_ERROR(CheckDecode(request_number, keys, head, rest));
   }
-  CountRequest(request, epoch, found, hit_count);
+  CountRequest(request, epoch, keys, found, hit_count);
   report_.hits.exhausted_block_count += chain.size() - stored_count;
   return absl::OkStatus();
 }

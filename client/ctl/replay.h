@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/ctl/block_oracle.h"
@@ -54,6 +55,9 @@ struct EpochReport {
   uint64_t request_count = 0;
   uint64_t token_count = 0;
   uint64_t nvme_hit_token_count = 0;
+  // Hits on blocks that this replay did not store in this epoch: they outlived a daemon. On any
+  // tier, as they may have been read ahead.
+  uint64_t recovered_hit_token_count = 0;
 };
 
 struct ReplayReport {
@@ -147,7 +151,8 @@ class Replayer {
   absl::StatusOr<size_t> FillFrom(size_t first, std::span<const Key> keys);
   absl::Status CheckDecode(uint64_t request_number, std::span<const Key> keys, const Checked& head,
                            const Checked& rest);
-  void CountRequest(const sim::TraceRequest& request, uint64_t epoch,
+  void NoteCommitted(const Key& key);
+  void CountRequest(const sim::TraceRequest& request, uint64_t epoch, std::span<const Key> keys,
                     std::span<const policy::TierIdx> found, size_t hit_count);
 
   std::vector<Key> KeysOf(std::span<const sim::BlockRef> chain) const;
@@ -165,6 +170,9 @@ class Replayer {
   client::Namespace namespace_;
   std::vector<Key> keys_;  // by BlockRef
   std::vector<ContextState> contexts_;
+  // What was stored in the last epoch in which anything was.
+  uint64_t committed_epoch_ = 0;
+  absl::flat_hash_set<Key> committed_in_epoch_;
   TrafficMeter traffic_;
   ReplayReport report_;
   std::chrono::steady_clock::time_point start_;

@@ -37,7 +37,8 @@ Json EpochsJson(const ReplayReport& report) {
     epochs.push_back({{"epoch", EpochText(epoch)},
                       {"requests", counts.request_count},
                       {"tokens", counts.token_count},
-                      {"nvme_hit_tokens", counts.nvme_hit_token_count}});
+                      {"nvme_hit_tokens", counts.nvme_hit_token_count},
+                      {"recovered_hit_tokens", counts.recovered_hit_token_count}});
   }
   return epochs;
 }

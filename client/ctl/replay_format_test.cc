@@ -27,8 +27,16 @@ ReplayReport Report() {
                           .target = v1::TIER_HOST,
                           .moved_bytes = 2'048,
                           .moved_block_count = 2});
-  report.epochs = {{1, {.request_count = 1, .token_count = 300, .nvme_hit_token_count = 0}},
-                   {2, {.request_count = 2, .token_count = 700, .nvme_hit_token_count = 400}}};
+  report.epochs = {{1,
+                    {.request_count = 1,
+                     .token_count = 300,
+                     .nvme_hit_token_count = 0,
+                     .recovered_hit_token_count = 0}},
+                   {2,
+                    {.request_count = 2,
+                     .token_count = 700,
+                     .nvme_hit_token_count = 400,
+                     .recovered_hit_token_count = 500}}};
   for (int micros : {10, 20, 30}) {
     report.latencies[0].Record(std::chrono::microseconds(micros));
   }
@@ -59,8 +67,10 @@ TEST(ReplayFormatTest, JsonSchema) {
             R"("pause_freed_bytes":0,"pause_resident_bytes":0,"resume_count":0,"links":[)"
             R"({"source":"hbm","target":"host","moved_bytes":2048,"moved_block_count":2}],)"
             R"("epochs":[{"epoch":"0000000000000001","requests":1,"tokens":300,)"
-            R"("nvme_hit_tokens":0},{"epoch":"0000000000000002","requests":2,"tokens":700,)"
-            R"("nvme_hit_tokens":400}],"latency_us":{"lookup":{"count":3,"p50":20,"p99":20}},)"
+            R"("nvme_hit_tokens":0,"recovered_hit_tokens":0},{"epoch":"0000000000000002",)"
+            R"("requests":2,"tokens":700,)"
+            R"("nvme_hit_tokens":400,"recovered_hit_tokens":500}],)"
+            R"("latency_us":{"lookup":{"count":3,"p50":20,"p99":20}},)"
             R"("wall_seconds":1.5,"simulation":{"token_hit_rate":{"total":0.695,"hbm":0.11,)"
             R"("host":0.19,"nvme":0.395},"difference":0.005,"tolerance":0.01,"within":true}})");
 }
