@@ -273,6 +273,23 @@ TEST_F(StoreCoreHoldTest, NoMoreIsReadAheadThanCanBeHeld) {
   EXPECT_TRUE(core_->GetTicket(session_, ticket_)->done);
 }
 
+// Whoever waits for a ticket may be the one whose use of another would make room for it.
+TEST_F(StoreCoreHoldTest, ATicketThatWaitsForOthersIsDoneForNow) {
+  Start(4, 8, 40);
+  const auto soon = Chain(1, 6);
+  const auto late = Chain(2, 4);
+  Put(soon);
+  Put(late);
+  FillMemory(300);
+  ReadAhead(soon, 1000);
+  ReadAhead(late, 2000);
+  EXPECT_EQ(CountInMemory(late), 0U);
+  EXPECT_TRUE(core_->GetTicket(session_, ticket_)->done);
+  Release(Acquire(soon)->lease);
+  core_->Tick(++now_, &effects_);
+  EXPECT_FALSE(core_->GetTicket(session_, ticket_)->done) << "it is read now";
+}
+
 TEST_F(StoreCoreHoldTest, WhatIsHeldStandsInNobodysWay) {
   Start(1, 3, 32);
   const auto a = Chain(1, 2);

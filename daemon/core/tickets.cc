@@ -272,7 +272,10 @@ TicketState StoreCore::Impl::StateOf(const TicketWork& ticket) const {
     state.covered_block_count += ticket.recompute_count;
     state.recompute_block_count = ticket.recompute_count;
   }
-  state.done = ticket.next >= ticket.chain.size() && ticket.inflight == 0;
+  // One that may hold no more reads on when others are done; whoever waits for it must not wait for
+  // them, whose blocks he may be the one to use.
+  const bool waits_for_others = !ticket.is_guess && ticket.next >= ticket.held;
+  state.done = ticket.inflight == 0 && (ticket.next >= ticket.chain.size() || waits_for_others);
   EstimateArrival(ticket, &state);
   return state;
 }
