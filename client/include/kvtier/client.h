@@ -135,6 +135,7 @@ struct Ticket {
   uint64_t pending_bytes = 0;
   uint32_t eta_ms = 0;
   bool eta_known = false;
+  // Nothing moves now. May become false again when blocks that other tickets hold are used.
   bool done = false;
 };
 
