@@ -35,6 +35,10 @@ function(kvtier_add_library name)
     add_library(kvtier_${name} INTERFACE)
     target_link_libraries(kvtier_${name} INTERFACE kvtier_options ${arg_PUBLIC} ${arg_PRIVATE})
   endif()
+  if(NOT KVTIER_SANITIZE STREQUAL "")
+    # Only what a program links: with tests left out, some libraries are for nothing.
+    set_target_properties(kvtier_${name} PROPERTIES EXCLUDE_FROM_ALL ON)
+  endif()
   add_library(kvtier::${name} ALIAS kvtier_${name})
   kvtier_set_layer(kvtier_${name} "${arg_LAYER}")
 endfunction()
@@ -58,14 +62,30 @@ function(kvtier_add_executable name)
   kvtier_set_layer(${name} "${arg_LAYER}")
 endfunction()
 
-# kvtier_add_script_test(name COMMAND command... [LABELS labels...] [TIMEOUT seconds])
+# Sets `left_out` in the caller, and has kvtier_report_left_out name the test, where the sanitizers
+# of this build have nothing to find in it.
+function(_kvtier_leave_out name)
+  set(left_out OFF PARENT_SCOPE)
+  if((arg_UNSANITIZED AND NOT KVTIER_SANITIZE STREQUAL "") OR
+     (arg_SINGLE_THREADED AND KVTIER_SANITIZE STREQUAL "thread"))
+    set_property(GLOBAL APPEND PROPERTY KVTIER_LEFT_OUT ${name})
+    set(left_out ON PARENT_SCOPE)
+  endif()
+endfunction()
+
+# kvtier_add_script_test(name COMMAND command... [LABELS labels...] [TIMEOUT seconds]
+#                        [SINGLE_THREADED] [UNSANITIZED])
 # Defaults as for kvtier_add_test. Exit status 77 means skipped; the script prints a line
 # "SKIPPED: reason". Programs it needs are built by the default target; name them with
 # $<TARGET_FILE:kvtierd>.
 function(kvtier_add_script_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT" "COMMAND;LABELS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "SINGLE_THREADED;UNSANITIZED" "TIMEOUT" "COMMAND;LABELS")
   _kvtier_reject_unparsed(kvtier_add_script_test)
   if(NOT KVTIER_TESTS)
+    return()
+  endif()
+  _kvtier_leave_out(${name})
+  if(left_out)
     return()
   endif()
   if(NOT arg_LABELS)
@@ -74,6 +94,8 @@ function(kvtier_add_script_test name)
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 60)
   endif()
+  # ctest -j starts what costs most first: a long test that started last would run alone.
+  set(cost ${arg_TIMEOUT})
   set(launcher "")
   if(NOT KVTIER_SANITIZE STREQUAL "")
     math(EXPR arg_TIMEOUT "${arg_TIMEOUT} * 5")
@@ -85,7 +107,7 @@ function(kvtier_add_script_test name)
   set(supp "${PROJECT_SOURCE_DIR}/deploy/sanitizers/tsan.supp")
   add_test(NAME ${name} COMMAND ${launcher} ${arg_COMMAND})
   set_tests_properties(${name} PROPERTIES
-    LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT} SKIP_RETURN_CODE 77)
+    LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT} COST ${cost} SKIP_RETURN_CODE 77)
   set_property(TEST ${name} PROPERTY ENVIRONMENT
     # Debian's libraries are not instrumented: a container filled there and read here would be
     # reported as an overflow.
@@ -95,14 +117,22 @@ function(kvtier_add_script_test name)
 endfunction()
 
 # kvtier_add_test(name SOURCES ... [LIBS libs...] [LABELS labels...] [TIMEOUT seconds]
-#                 [ARGS args...] [DEPENDS targets...])
-# Default label: unit; default timeout: 60 s (sanitizer builds get five times as long). ARGS may
-# hold generator expressions such as $<TARGET_FILE:kvtierd>; name that target in DEPENDS.
-# A test may link any layer. Without KVTIER_TESTS this does nothing.
+#                 [ARGS args...] [DEPENDS targets...] [SINGLE_THREADED] [UNSANITIZED])
+# Default label: unit; default timeout: 60 s (sanitizer builds get five times as long). Tests with
+# long timeouts start first. ARGS may hold generator expressions such as $<TARGET_FILE:kvtierd>;
+# name that target in DEPENDS. SINGLE_THREADED says that nothing in the test has a second thread:
+# it is neither built nor run for ThreadSanitizer. UNSANITIZED: for no sanitizer. Then there is no
+# such target: ask if(TARGET name). A test may link any layer. Without KVTIER_TESTS this does
+# nothing.
 function(kvtier_add_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT" "SOURCES;LIBS;LABELS;ARGS;DEPENDS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "SINGLE_THREADED;UNSANITIZED" "TIMEOUT"
+                        "SOURCES;LIBS;LABELS;ARGS;DEPENDS")
   _kvtier_reject_unparsed(kvtier_add_test)
   if(NOT KVTIER_TESTS)
+    return()
+  endif()
+  _kvtier_leave_out(${name})
+  if(left_out)
     return()
   endif()
   add_executable(${name} ${arg_SOURCES})
@@ -119,6 +149,17 @@ function(kvtier_add_test name)
   endif()
   kvtier_add_script_test(${name} COMMAND $<TARGET_FILE:${name}> ${arg_ARGS}
                          LABELS ${arg_LABELS} TIMEOUT ${arg_TIMEOUT})
+endfunction()
+
+# Prints the tests that this build leaves out; call after the last add_subdirectory.
+function(kvtier_report_left_out)
+  get_property(tests GLOBAL PROPERTY KVTIER_LEFT_OUT)
+  if(tests)
+    list(SORT tests)
+    list(LENGTH tests count)
+    list(JOIN tests " " tests)
+    message(STATUS "Left out of KVTIER_SANITIZE=${KVTIER_SANITIZE}, ${count} tests: ${tests}")
+  endif()
 endfunction()
 
 # kvtier_add_proto_library(name PROTOS files... [PUBLIC libs...] [LAYER layer])
