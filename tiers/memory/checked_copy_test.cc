@@ -25,7 +25,8 @@ TEST(CheckedCopyTest, CopiesAndSumsEveryLengthAndAlignment) {
     // As slots are, and as they are not.
     const size_t to = random() % 2 == 0 ? 0 : random() % 200;
     const std::span<const std::byte> piece = std::span(source).subspan(from, bytes);
-    for (const auto copy : {&CopyWithCrc32c, &CopyWithCrc32cPortable}) {
+    for (const auto& [name, copy] : CheckedCopies()) {
+      SCOPED_TRACE(name);
       std::ranges::fill(target.bytes(), std::byte{0xEE});
       ASSERT_EQ(copy(target.bytes().subspan(to), piece), Crc32c(piece)) << bytes;
       ASSERT_TRUE(std::ranges::equal(target.bytes().subspan(to, bytes), piece)) << bytes;
@@ -41,6 +42,9 @@ TEST(CheckedCopyTest, SumsTheStandardTestBytes) {
   }
   std::vector<std::byte> target(text.size());
   EXPECT_EQ(CopyWithCrc32c(target, text), 0xE3069283u);
+  for (const auto& [name, copy] : CheckedCopies()) {
+    EXPECT_EQ(copy(target, text), 0xE3069283u) << name;
+  }
 }
 
 }  // namespace
