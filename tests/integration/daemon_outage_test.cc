@@ -9,8 +9,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdint>
 #include <functional>
 #include <iostream>
+#include <optional>
 #include <thread>
 
 #include "client/src/admin_client.h"
@@ -37,17 +39,23 @@ class DaemonOutageTest : public ::testing::Test {
     ASSERT_TRUE(started.ok()) << started;
   }
 
-  v1::GetTiersResponse Tiers() const {
+  // Without an answer the test has failed, with what the daemon said last.
+  std::optional<v1::GetTiersResponse> Tiers() const {
     auto tiers = client::AdminClient({.run_dir = daemon_->run_dir()}).GetTiers();
-    EXPECT_TRUE(tiers.ok()) << tiers.status();
-    return *tiers;
+    EXPECT_TRUE(tiers.ok()) << tiers.status() << "\n" << daemon_->Log();
+    return tiers.ok() ? std::optional(*std::move(tiers)) : std::nullopt;
+  }
+  std::string TiersText() const {
+    const auto tiers = Tiers();
+    return tiers.has_value() ? tiers->DebugString() : "no answer";
   }
 
   // Pinned, quarantined, leased or reserved: 0 is none of it.
   uint64_t Held() const {
-    const v1::GetTiersResponse tiers = Tiers();
-    uint64_t held = tiers.store().lease_count() + tiers.store().pending_fill_count();
-    for (const v1::TierStats& tier : tiers.tiers()) {
+    const auto tiers = Tiers();
+    if (!tiers.has_value()) return UINT64_MAX;
+    uint64_t held = tiers->store().lease_count() + tiers->store().pending_fill_count();
+    for (const v1::TierStats& tier : tiers->tiers()) {
       held += tier.pinned_bytes() + tier.quarantined_bytes();
     }
     return held;
@@ -246,7 +254,7 @@ TEST_F(StoppedDaemonTest, EveryCallEndsAtItsDeadlineAndNothingIsLeaked) {
   ExpectServes();
   // Its answer came too late to say whether it was done; it is idempotent.
   EXPECT_TRUE(client_->Abort(ns_, *fill).ok());
-  EXPECT_TRUE(Eventually(milliseconds(5000), [&] { return Held() == 0; })) << Tiers().DebugString();
+  EXPECT_TRUE(Eventually(milliseconds(5000), [&] { return Held() == 0; })) << TiersText();
 }
 
 TEST_F(StoppedDaemonTest, LeasesReadOnAndAreGivenBackAfterwards) {
@@ -265,7 +273,7 @@ TEST_F(StoppedDaemonTest, LeasesReadOnAndAreGivenBackAfterwards) {
   }
   ExpectServes();
   other->Release();
-  EXPECT_TRUE(Eventually(milliseconds(5000), [&] { return Held() == 0; })) << Tiers().DebugString();
+  EXPECT_TRUE(Eventually(milliseconds(5000), [&] { return Held() == 0; })) << TiersText();
 }
 
 TEST_F(StoppedDaemonTest, ALeaseWhoseReleaseWasLostIsGivenBackWithoutAnotherCall) {
@@ -275,7 +283,7 @@ TEST_F(StoppedDaemonTest, ALeaseWhoseReleaseWasLostIsGivenBackWithoutAnotherCall
     const Stopped stopped(daemon_->pid());
     lease->Release();
   }
-  EXPECT_TRUE(Eventually(milliseconds(5000), [&] { return Held() == 0; })) << Tiers().DebugString();
+  EXPECT_TRUE(Eventually(milliseconds(5000), [&] { return Held() == 0; })) << TiersText();
 }
 
 }  // namespace
