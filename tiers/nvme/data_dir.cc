@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <charconv>
 #include <cstring>
@@ -18,6 +19,7 @@
 
 #include "proto/base/check.h"
 #include "proto/base/status_util.h"
+#include "tiers/nvme/spent_file.h"
 
 namespace kvtier::nvme {
 namespace {
@@ -26,6 +28,8 @@ namespace fs = std::filesystem;
 
 constexpr char kDamagedPrefix[] = "index.damaged-";
 constexpr size_t kDamagedKeptCount = 2;
+constexpr char kNewSuffix[] = ".new";
+
 std::optional<uint32_t> NumberOf(const std::string& text) {
   uint32_t number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
@@ -52,8 +56,9 @@ absl::StatusOr<std::unique_ptr<DataDir>> DataDir::Open(const std::string& path, 
   KVT_RETURN_IF_ERROR(dir->TakeLock());
   KVT_RETURN_IF_ERROR(storage.MakeFolder(path + "/segments").status());
   KVT_RETURN_IF_ERROR(dir->OpenProbe());
-  // Of a process that ended while it tried.
+  // Of a process that ended while it tried, or replaced it.
   KVT_RETURN_IF_ERROR(storage.Remove(path + "/grow"));
+  storage.Remove(dir->spent_path() + kNewSuffix).IgnoreError();  // it will be written over
   // Or that ended before it made a segment's name durable.
   KVT_RETURN_IF_ERROR(storage.SyncFolder(path + "/segments"));
   KVT_RETURN_IF_ERROR(dir->SyncNames());
@@ -151,6 +156,7 @@ absl::StatusOr<std::map<uint32_t, DataDir::SegmentFile>> DataDir::LoadSegments()
     if (fstat(fd, &status) != 0) return ErrnoStatus(errno, "stat " + SegmentPath(segment_idx));
     SegmentFile& file = files[segment_idx];
     file.file_bytes = static_cast<uint64_t>(status.st_size);
+    file.modified = absl::TimeFromTimespec(status.st_mtim);
     const ssize_t got = pread(fd, page.data(), kPageBytes, 0);
     if (got < 0) return ErrnoStatus(errno, "read " + SegmentPath(segment_idx));
     auto header = ParseSegmentHeader(page.bytes().first(static_cast<size_t>(got)));
@@ -181,6 +187,30 @@ absl::StatusOr<int> DataDir::OpenGrowProbe() {
 void DataDir::RemoveGrowProbe(int fd) {
   storage_.Remove(path_ + "/grow").IgnoreError();  // else at the next start
   close(fd);
+}
+
+absl::StatusOr<WriteBudget::Spent> DataDir::LoadSpent() {
+  KVT_ASSIGN_OR_RETURN(const int fd, storage_.Open(spent_path(), O_RDONLY | O_NONBLOCK));
+  // One more than there should be, to see that there is not.
+  std::array<std::byte, sizeof(RawSpentFile) + 1> bytes;
+  const ssize_t got = pread(fd, bytes.data(), bytes.size(), 0);
+  const int error = got < 0 ? errno : 0;
+  close(fd);
+  if (error != 0) return ErrnoStatus(error, "read " + spent_path());
+  return ParseSpentFile(std::span(bytes).first(static_cast<size_t>(got)));
+}
+
+absl::Status DataDir::KeepSpent(const WriteBudget::Spent& spent) {
+  const std::string new_path = spent_path() + kNewSuffix;
+  KVT_ASSIGN_OR_RETURN(const int fd, storage_.Open(new_path, O_WRONLY | O_CREAT | O_TRUNC));
+  const absl::Status written = storage_.WriteAndSync(fd, EncodeSpentFile(spent));
+  close(fd);
+  if (!written.ok()) {
+    storage_.Remove(new_path).IgnoreError();  // else the next time
+    return written;
+  }
+  KVT_RETURN_IF_ERROR(storage_.Rename(new_path, spent_path()));
+  return SyncNames();
 }
 
 absl::StatusOr<std::string> DataDir::MoveIndexAside() {

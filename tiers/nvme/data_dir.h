@@ -12,8 +12,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "tiers/nvme/record.h"
 #include "tiers/nvme/storage.h"
+#include "tiers/nvme/write_budget.h"
 
 namespace kvtier::nvme {
 
@@ -38,6 +40,8 @@ class PageMemory {
 // The directory of an nvme tier:
 //   LOCK               held with flock by the owner; holds its pid
 //   probe              one page, rewritten to see whether the disk works
+//   written            what the write budget has spent (spent_file.h)
+//   written.new        exists while that is replaced
 //   grow               exists while the tier tries whether a full disk has room again
 //   index/             RocksDB
 //   index.damaged-N/   an index that did not open, kept for inspection (the last two)
@@ -50,6 +54,8 @@ class DataDir {
     // Absent when unreadable; `header_error` says why.
     std::optional<SegmentHeader> header;
     absl::Status header_error;
+    // When it was last written to, by the file system.
+    absl::Time modified = absl::InfinitePast();
   };
 
   // Creates what is missing and takes the lock. `storage` outlives the result. Errors:
@@ -78,6 +84,11 @@ class DataDir {
   absl::StatusOr<int> OpenGrowProbe();
   void RemoveGrowProbe(int fd);
 
+  // What KeepSpent kept last. NOT_FOUND: nothing; DATA_LOSS: the file is damaged; UNAVAILABLE.
+  absl::StatusOr<WriteBudget::Spent> LoadSpent();
+  // Durably and as a whole, or not.
+  absl::Status KeepSpent(const WriteBudget::Spent& spent);
+
   // Renames index/ to index.damaged-N, durably; returns the new path.
   absl::StatusOr<std::string> MoveIndexAside();
   // Makes the names right below the directory durable: of index/ once it is made.
@@ -90,6 +101,7 @@ class DataDir {
   DataDir(std::string path, Storage& storage) : path_(std::move(path)), storage_(storage) {}
   absl::Status TakeLock();
   absl::Status OpenProbe();
+  std::string spent_path() const { return path_ + "/written"; }
 
   const std::string path_;
   Storage& storage_;

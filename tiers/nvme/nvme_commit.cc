@@ -2,6 +2,8 @@
 //
 // The index thread of NvmeTier: everything that waits for RocksDB. It alone changes where a live
 // replica lies, so that puts and removals of one block never cross.
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -57,6 +59,7 @@ void NvmeTier::Impl::IndexMain() {
       if (!status.ok()) Degrade(status);
     }
     for (Finished& finished : batch.finished) Finish(std::move(finished));
+    KeepSpent(/*is_due_only=*/true);
     RefreshPhysicalBytes();
     engine_->Wake();
   }
@@ -210,6 +213,24 @@ void NvmeTier::Impl::RefreshPhysicalBytes() {
   const uint64_t physical_bytes = dir_->PhysicalBytes();
   absl::MutexLock lock(&mutex_);
   physical_bytes_ = physical_bytes;
+}
+
+// The index has it too, with every batch: this is for the case that the index is lost.
+void NvmeTier::Impl::KeepSpent(bool is_due_only) {
+  nvme::WriteBudget::Spent spent;
+  {
+    absl::MutexLock lock(&mutex_);
+    // Before, nothing is known of what earlier processes spent.
+    if (!is_recovered_ || health_.degraded || !budget_.has_unkept() ||
+        (is_due_only && !budget_.is_keeping_due())) {
+      return;
+    }
+    spent = budget_.spent();
+    // Also of an attempt that fails: the next one is made when as much was spent again.
+    budget_.NoteKept();
+  }
+  const absl::Status kept = dir_->KeepSpent(spent);
+  if (!kept.ok()) spdlog::warn("nvme: what was written today is not kept: {}", kept.ToString());
 }
 
 }  // namespace kvtier

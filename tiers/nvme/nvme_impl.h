@@ -186,7 +186,7 @@ class NvmeTier::Impl final : public SegmentObserver {
   void HealIndex();
   void EndHeal(const absl::Status& status);
 
-  // nvme_commit.cc; all on the index thread.
+  // nvme_commit.cc; all on the index thread, KeepSpent after its end, too.
   void IndexMain();
   bool IndexHasWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   CommitBatch TakeBatch() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -197,6 +197,7 @@ class NvmeTier::Impl final : public SegmentObserver {
   void EndCommit(const Commit& commit) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ProbeIndex();
   void RefreshPhysicalBytes();
+  void KeepSpent(bool is_due_only) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // nvme_scrub.cc; CountWritten and Now on any thread, the others on the scrub's.
   void CountWritten(uint64_t bytes) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -226,6 +227,7 @@ class NvmeTier::Impl final : public SegmentObserver {
   void DropExcessEntries(std::vector<nvme::IndexEntry>& entries, uint64_t capacity_bytes,
                          std::vector<nvme::IndexRemoval>& dropped) const;
   uint64_t IndexBufferBytes() const;
+  nvme::WriteBudget::Spent FindSpent();
 
   const NvmeOptions options_;
   std::function<int(NvmeFaultPoint)> hook_;
@@ -237,6 +239,8 @@ class NvmeTier::Impl final : public SegmentObserver {
   uint64_t recovered_count_ = 0;
   uint64_t dropped_count_ = 0;
   bool is_rebuilt_ = false;
+  // What the segments tell of the bytes written today, if is_rebuilt_.
+  uint64_t rebuilt_spent_bytes_ = 0;
 
   mutable absl::Mutex mutex_;
   bool is_recovered_ ABSL_GUARDED_BY(mutex_) = false;

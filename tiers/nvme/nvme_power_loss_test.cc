@@ -15,14 +15,18 @@
 #include <memory>
 #include <random>
 #include <set>
+#include <span>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 #include "tiers/nvme/nvme_test_util.h"
 #include "tiers/nvme/record.h"
 #include "tiers/nvme/recording_storage.h"
+#include "tiers/nvme/spent_file.h"
 
 namespace kvtier {
 namespace {
@@ -37,14 +41,19 @@ constexpr uint32_t kPayloadBytesMax = 30'000;
 constexpr int kInFlightMax = 4;
 constexpr int kStepCount = 30;
 constexpr int kCheckerCount = 2;
+// More than a life writes, and each life is on a day of its own.
+constexpr uint64_t kWriteBytesPerDayMax = 64 << 20;
+constexpr int kFirstDay = 20'000;
 
-NvmeOptions OptionsOf(const std::string& root) {
+NvmeOptions OptionsOf(const std::string& root, int day) {
   return {.dir = root + "/nvme",
           .capacity_bytes = kCapacityBytes,
           .segment_bytes = kSegmentBytes,
           // Threads that are cheap to start; the order of writes is the same.
           .io_engine = NvmeIoEngine::kPread,
-          .queue_depth = 4};
+          .queue_depth = 4,
+          .write_bytes_per_day_max = kWriteBytesPerDayMax,
+          .now = [day] { return absl::FromUnixSeconds(day * int64_t{24 * 60 * 60}); }};
 }
 
 // One write of a key; the bytes differ from those of its other versions.
@@ -60,6 +69,9 @@ using Ledger = std::map<Key, std::vector<Version>>;
 struct Moment {
   nvme::DiskState disk;
   Ledger ledger;
+  int day = 0;
+  // Written on that day and acknowledged.
+  uint64_t written_bytes = 0;
 };
 
 // The versions that a tier may find: not older than the last that was acknowledged.
@@ -92,7 +104,7 @@ const Version& VersionOf(const Ledger& ledger, const BlockMeta& meta) {
 
 // Nothing that the tier does not know.
 void CheckFiles(const NvmeOptions& options, bool is_rebuilt) {
-  std::set<std::string> known = {"LOCK", "probe", "index", "segments"};
+  std::set<std::string> known = {"LOCK", "probe", "index", "segments", "written"};
   if (is_rebuilt) known.insert("index.damaged-1");
   for (const auto& entry : fs::directory_iterator(options.dir)) {
     ASSERT_TRUE(known.contains(entry.path().filename().string())) << entry.path();
@@ -102,13 +114,25 @@ void CheckFiles(const NvmeOptions& options, bool is_rebuilt) {
   }
 }
 
+// It is there as a whole, or not.
+void CheckSpentFile(const NvmeOptions& options) {
+  const std::string path = options.dir + "/written";
+  if (!fs::exists(path)) return;
+  const std::string bytes = ReadFile(path);
+  const auto spent = nvme::ParseSpentFile(std::as_bytes(std::span(bytes)));
+  ASSERT_TRUE(spent.ok()) << spent.status();
+}
+
 uint64_t SegmentFileCount(const NvmeOptions& options) {
   const fs::directory_iterator files(options.dir + "/segments");
   return static_cast<uint64_t>(std::distance(begin(files), end(files)));
 }
 
-void CheckTier(const std::string& root, const Ledger& ledger) {
-  auto tier = NvmeTier::Create(OptionsOf(root));
+void CheckTier(const std::string& root, const Moment& moment) {
+  const NvmeOptions options = OptionsOf(root, moment.day);
+  const Ledger& ledger = moment.ledger;
+  ASSERT_NO_FATAL_FAILURE(CheckSpentFile(options));
+  auto tier = NvmeTier::Create(options);
   ASSERT_TRUE(tier.ok()) << tier.status();
   std::map<Key, BlockMeta> found;
   std::map<Key, ReplicaId> replicas;
@@ -121,6 +145,7 @@ void CheckTier(const std::string& root, const Ledger& ledger) {
   // Only while the index is made for the first time may it be half there.
   EXPECT_TRUE(!stats.is_rebuilt || ledger.empty()) << "the loss made the index unreadable";
   ASSERT_NO_FATAL_FAILURE(CheckFound(ledger, found));
+  ASSERT_GE(stats.written_today_bytes, moment.written_bytes) << "the budget grew";
   uint64_t used_bytes = 0;
   uint64_t live_bytes = 0;
   for (const auto& [key, meta] : found) {
@@ -135,23 +160,26 @@ void CheckTier(const std::string& root, const Ledger& ledger) {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
   const auto is_settled = [&] {
     const NvmeStats now = (*tier)->Stats();
-    return now.live_bytes == live_bytes && now.segment_count == SegmentFileCount(OptionsOf(root));
+    return now.live_bytes == live_bytes && now.segment_count == SegmentFileCount(options);
   };
   while (!is_settled()) {
     ASSERT_LT(std::chrono::steady_clock::now(), deadline)
         << (*tier)->Stats().live_bytes << " bytes instead of " << live_bytes << ", "
-        << SegmentFileCount(OptionsOf(root)) << " segment files, " << (*tier)->Stats().segment_count
+        << SegmentFileCount(options) << " segment files, " << (*tier)->Stats().segment_count
         << " counted";
     std::this_thread::yield();
   }
-  ASSERT_NO_FATAL_FAILURE(CheckFiles(OptionsOf(root), stats.is_rebuilt));
+  // Nothing is being replaced then.
+  (*tier)->Close();
+  ASSERT_NO_FATAL_FAILURE(CheckFiles(options, stats.is_rebuilt));
 }
 
 // One use of a tier: random steps in `root`, every sync of which becomes a Moment.
 class Life {
  public:
-  Life(const std::string& root, Ledger ledger, uint64_t seed)
-      : options_(OptionsOf(root)),
+  Life(const std::string& root, int day, Ledger ledger, uint64_t seed)
+      : day_(day),
+        options_(OptionsOf(root, day)),
         random_(seed),
         next_seed_(seed),
         ledger_(std::move(ledger)),
@@ -184,7 +212,8 @@ class Life {
 
  private:
   void Remember(const nvme::DiskState& disk) ABSL_EXCLUSIVE_LOCKS_REQUIRED(storage_.mutex()) {
-    moments_.push_back({.disk = disk, .ledger = ledger_});
+    moments_.push_back(
+        {.disk = disk, .ledger = ledger_, .day = day_, .written_bytes = written_bytes_});
   }
 
   void Open() {
@@ -240,6 +269,7 @@ class Life {
     writing_.erase(key);
     if (!status.ok()) return;
     ledger_[key].back().is_acknowledged = true;
+    written_bytes_ += nvme::RecordBytes(ledger_[key].back().block->meta.payload_bytes);
     live_[key] = replica;
   }
 
@@ -262,12 +292,14 @@ class Life {
     storage_.mutex().Await(absl::Condition(&is_done));
   }
 
+  const int day_;
   NvmeOptions options_;
   std::mt19937_64 random_;
   uint64_t next_seed_;
   uint64_t moved_bytes_ = 0;
   // Guarded by the storage's mutex while the tier is open.
   Ledger ledger_;
+  uint64_t written_bytes_ = 0;
   std::map<Key, ReplicaId> live_;
   std::set<Key> writing_;
   std::vector<Moment> moments_;
@@ -290,7 +322,7 @@ void CheckMoments(const std::vector<Moment>& moments, uint64_t seed) {
         const TempFolder folder;
         const nvme::PowerLoss loss = RandomLoss(random);
         moments[idx].disk.WriteAfterLoss(folder.path(), loss, random);
-        CheckTier(folder.path(), moments[idx].ledger);
+        CheckTier(folder.path(), moments[idx]);
         if (testing::Test::HasFailure()) {
           ADD_FAILURE() << "moment " << idx << ", loss " << static_cast<int>(loss);
           return;
@@ -307,12 +339,12 @@ TEST(NvmePowerLossTest, LosesNothingAcknowledgedAtAnySync) {
       count_text != nullptr ? std::strtoull(count_text, nullptr, 10) : KVTIER_POWER_LOSSES_DEFAULT;
   std::mt19937_64 random(TestSeed());
   uint64_t loss_count = 0;
-  uint64_t life_count = 0;
+  int life_count = 0;
   uint64_t moved_bytes = 0;
   auto root = std::make_unique<TempFolder>();
   Ledger ledger;
   while (loss_count < loss_count_min) {
-    Life life(root->path(), std::move(ledger), random());
+    Life life(root->path(), kFirstDay + life_count, std::move(ledger), random());
     ASSERT_NO_FATAL_FAILURE(life.Run()) << "life " << life_count;
     const std::vector<Moment> moments = life.TakeMoments();
     CheckMoments(moments, random());
@@ -326,9 +358,8 @@ TEST(NvmePowerLossTest, LosesNothingAcknowledgedAtAnySync) {
     moment.disk.WriteAfterLoss(root->path(), RandomLoss(random), random);
     ledger = moment.ledger;
   }
-  std::printf("%llu power losses in %llu lives, %llu bytes moved\n",
-              static_cast<unsigned long long>(loss_count),
-              static_cast<unsigned long long>(life_count),
+  std::printf("%llu power losses in %d lives, %llu bytes moved\n",
+              static_cast<unsigned long long>(loss_count), life_count,
               static_cast<unsigned long long>(moved_bytes));
   // A few lives may end before a segment has to be emptied.
   EXPECT_TRUE(moved_bytes > 0 || life_count < 20);

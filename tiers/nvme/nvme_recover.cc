@@ -206,10 +206,14 @@ absl::Status NvmeTier::Impl::RebuildIndex(const absl::Status& why) {
 
 absl::Status NvmeTier::Impl::FillIndexFromSegments() {
   is_rebuilt_ = true;
+  rebuilt_spent_bytes_ = 0;
+  const uint64_t today = nvme::WriteBudget::DayOf(Now());
   absl::flat_hash_map<std::pair<Digest, Digest>, nvme::IndexEntry> newest;
   for (const auto& [segment_idx, file] : files_) {
+    const bool is_todays = nvme::WriteBudget::DayOf(file.modified) == today;
     const auto visit = [&, idx = segment_idx](const nvme::RecordHeader& record,
                                               uint64_t offset_bytes) {
+      if (is_todays) rebuilt_spent_bytes_ += nvme::RecordBytes(record.meta.payload_bytes);
       nvme::IndexEntry& entry = newest[{record.meta.namespace_hash, record.meta.key}];
       if (entry.at.generation > record.generation) return;
       entry = {
@@ -322,6 +326,29 @@ void NvmeTier::Impl::DropExcessEntries(std::vector<nvme::IndexEntry>& entries,
   }
 }
 
+// Each of the two is written at other times, and either may be lost.
+nvme::WriteBudget::Spent NvmeTier::Impl::FindSpent() {
+  nvme::WriteBudget::Spent spent;
+  const auto in_file = dir_->LoadSpent();
+  if (in_file.ok()) {
+    spent = *in_file;
+  } else if (!absl::IsNotFound(in_file.status())) {
+    spdlog::warn("nvme: {}/written is of no use: {}", options_.dir, in_file.status().ToString());
+  }
+  const auto in_index = index_->LoadSpent();
+  if (in_index.ok()) {
+    spent = nvme::WriteBudget::Later(spent, *in_index);
+  } else {
+    spdlog::warn("nvme: {}: what was written today: {}", options_.dir,
+                 in_index.status().ToString());
+  }
+  if (is_rebuilt_ && !in_file.ok()) {
+    spent = nvme::WriteBudget::Later(
+        spent, {.day = nvme::WriteBudget::DayOf(Now()), .bytes = rebuilt_spent_bytes_});
+  }
+  return spent;
+}
+
 absl::Status NvmeTier::Impl::Recover(
     const std::function<void(const BlockMeta&, ReplicaId)>& found) {
   std::vector<nvme::IndexRemoval> dropped;
@@ -359,7 +386,7 @@ absl::Status NvmeTier::Impl::Recover(
     physical_bytes_ = dir_->PhysicalBytes();
   }
   files_.clear();
-  KVT_ASSIGN_OR_RETURN(const nvme::WriteBudget::Spent spent, index_->LoadSpent());
+  const nvme::WriteBudget::Spent spent = FindSpent();
   for (size_t i = 0; i < entries.size(); ++i) found(entries[i].meta, replica_ids[i]);
   absl::MutexLock lock(&mutex_);
   budget_.Load(spent);

@@ -215,7 +215,10 @@ void NvmeTier::Impl::Close() {
     absl::MutexLock lock(&mutex_);
     is_io_done_ = true;
   }
-  if (index_thread_.joinable()) index_thread_.join();
+  if (index_thread_.joinable()) {
+    index_thread_.join();
+    KeepSpent(/*is_due_only=*/false);
+  }
   index_.reset();
   dir_.reset();
 }

@@ -1,15 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The scrub finds damage that nobody has read, and the daily write budget holds.
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <chrono>
+#include <filesystem>
 #include <set>
+#include <span>
+#include <string>
 
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "tiers/nvme/nvme_test_util.h"
 #include "tiers/nvme/record.h"
+#include "tiers/nvme/spent_file.h"
 #include "tiers/nvme/write_budget.h"
 
 namespace kvtier {
@@ -87,6 +93,25 @@ class NvmeBudgetTest : public NvmeTierTest {
     return count;
   }
 
+  // The index is made anew, with all that the segments hold.
+  void LoseIndex() {
+    Close();
+    std::filesystem::remove_all(options_.dir + "/index");
+    Open();
+  }
+  nvme::WriteBudget::Spent KeptSpent() {
+    const std::string bytes = ReadFile(options_.dir + "/written");
+    const auto spent = nvme::ParseSpentFile(std::as_bytes(std::span(bytes)));
+    EXPECT_TRUE(spent.ok()) << spent.status();
+    return spent.value_or(nvme::WriteBudget::Spent());
+  }
+  void SetModified(absl::Time time) {
+    const timespec both[2] = {absl::ToTimespec(time), absl::ToTimespec(time)};
+    for (const std::string& path : SegmentPaths()) {
+      ASSERT_EQ(utimensat(AT_FDCWD, path.c_str(), both, 0), 0);
+    }
+  }
+
   // Some noon.
   absl::Time now_ = absl::FromUnixSeconds(20'000 * 86'400 + 43'200);
 };
@@ -112,6 +137,84 @@ TEST_F(NvmeBudgetTest, StopsAdmissionUntilTheNextDayAndAcrossRestarts) {
   ExpectAllReadable();
 }
 
+TEST_F(NvmeBudgetTest, ALostIndexDoesNotGiveANewBudget) {
+  Open();
+  PutUntilSpent();
+  LoseIndex();
+  EXPECT_TRUE(tier_->Stats().is_rebuilt);
+  EXPECT_GE(tier_->Stats().written_today_bytes, options_.write_bytes_per_day_max);
+  EXPECT_TRUE(IsWriteBudgetSpent(Put(50000)));
+  ExpectAllReadable();
+  // A clock that is put back renews nothing, the next day does.
+  now_ -= absl::Hours(48);
+  LoseIndex();
+  EXPECT_TRUE(IsWriteBudgetSpent(Put(50000)));
+  now_ += absl::Hours(48 + 12);
+  LoseIndex();
+  EXPECT_GT(PutUntilSpent(), 20);
+}
+
+TEST_F(NvmeBudgetTest, KeepsWhatWasWrittenWhileItWorks) {
+  Open();
+  // The index thread keeps it behind each batch: what the first of two writes made due is there
+  // when the second is done.
+  for (int i = 0; i < 10; ++i) {
+    PutMany(1, 50000);
+    const uint64_t written_bytes = tier_->Stats().written_today_bytes;
+    PutMany(1, 50000);
+    EXPECT_GE(KeptSpent().bytes + options_.write_bytes_per_day_max / 128, written_bytes);
+  }
+  EXPECT_EQ(KeptSpent().day, 20'000u);
+  Close();
+  Open();
+  EXPECT_EQ(KeptSpent().bytes, tier_->Stats().written_today_bytes) << "not kept at the end";
+}
+
+TEST_F(NvmeBudgetTest, ADamagedFileIsReplacedByWhatTheIndexKnows) {
+  Open();
+  PutUntilSpent();
+  Close();
+  const std::string path = options_.dir + "/written";
+  const std::string good = ReadFile(path);
+  for (const std::string& bytes : {std::string(), std::string(good.size(), 'x'), good + 'x'}) {
+    WriteFile(path, bytes);
+    Open();
+    ASSERT_TRUE(IsWriteBudgetSpent(Put(50000)));
+    Close();
+    ASSERT_EQ(ReadFile(path), good);
+  }
+  std::filesystem::remove(path);
+  std::filesystem::create_directory(path);
+  Open();
+  EXPECT_TRUE(IsWriteBudgetSpent(Put(50000)));
+  ExpectAllReadable();
+}
+
+TEST_F(NvmeBudgetTest, TheSegmentsOfTodayCountWhenNothingElseIsLeft) {
+  Open();
+  PutMany(20, 50000);
+  Close();
+  for (const absl::Time modified : {now_, now_ - absl::Hours(24)}) {
+    std::filesystem::remove(options_.dir + "/written");
+    SetModified(modified);
+    LoseIndex();
+    EXPECT_EQ(tier_->Stats().written_today_bytes,
+              modified == now_ ? 20 * nvme::RecordBytes(50000) : 0);
+    Close();
+  }
+}
+
+TEST_F(NvmeBudgetTest, AFileThatCannotBeWrittenIsNoFailure) {
+  Open();
+  std::filesystem::create_directory(options_.dir + "/written.new");
+  EXPECT_GT(PutUntilSpent(), 20);
+  EXPECT_FALSE(tier_->Health().degraded);
+  Close();
+  std::filesystem::remove(options_.dir + "/written.new");
+  Open();
+  EXPECT_TRUE(IsWriteBudgetSpent(Put(50000)));
+}
+
 TEST_F(NvmeBudgetTest, AFullTierIsAnotherError) {
   options_.write_bytes_per_day_max = 0;
   Open();
@@ -132,6 +235,55 @@ TEST_F(NvmeBudgetTest, CountsWhatAUsefulByteCosts) {
   EXPECT_EQ(tier_->Stats().useful_read_bytes, 0u);
   ExpectAllReadable();
   EXPECT_EQ(tier_->Stats().useful_read_bytes, 600'000u);
+}
+
+TEST(WriteBudgetTest, IsKeptWheneverAShareOfItIsSpent) {
+  const absl::Time noon = absl::FromUnixSeconds(20'000 * 86'400 + 43'200);
+  nvme::WriteBudget budget(12'800);
+  EXPECT_FALSE(budget.is_keeping_due() || budget.has_unkept());
+  budget.Spend(99, noon);
+  EXPECT_TRUE(budget.has_unkept());
+  EXPECT_FALSE(budget.is_keeping_due());
+  budget.Spend(1, noon);
+  EXPECT_TRUE(budget.is_keeping_due());
+  budget.NoteKept();
+  EXPECT_FALSE(budget.is_keeping_due() || budget.has_unkept());
+  // Of a new day, nothing is kept.
+  budget.Spend(100, noon + absl::Hours(24));
+  EXPECT_TRUE(budget.is_keeping_due());
+
+  nvme::WriteBudget without_limit(0);
+  without_limit.Spend((1 << 30) - 1, noon);
+  EXPECT_FALSE(without_limit.is_keeping_due());
+  without_limit.Spend(1, noon);
+  EXPECT_TRUE(without_limit.is_keeping_due());
+}
+
+TEST(WriteBudgetTest, NoByteOfItsFileCanChangeUnseen) {
+  const nvme::WriteBudget::Spent spent{.day = 20'000, .bytes = 123'456'789'012};
+  auto bytes = nvme::EncodeSpentFile(spent);
+  const auto parsed = nvme::ParseSpentFile(bytes);
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  EXPECT_EQ(*parsed, spent);
+  for (std::byte& byte : bytes) {
+    byte ^= std::byte{0x10};
+    EXPECT_TRUE(absl::IsDataLoss(nvme::ParseSpentFile(bytes).status()));
+    byte ^= std::byte{0x10};
+  }
+  for (size_t length = 0; length < bytes.size(); ++length) {
+    EXPECT_FALSE(nvme::ParseSpentFile(std::span(bytes).first(length)).ok());
+  }
+}
+
+TEST(WriteBudgetTest, TheLaterOfTwoAccountsHasTheLaterDayOrMoreBytes) {
+  using Spent = nvme::WriteBudget::Spent;
+  const Spent more{.day = 7, .bytes = 9};
+  const Spent less{.day = 7, .bytes = 8};
+  const Spent next{.day = 8, .bytes = 1};
+  EXPECT_EQ(nvme::WriteBudget::Later(more, less), more);
+  EXPECT_EQ(nvme::WriteBudget::Later(less, more), more);
+  EXPECT_EQ(nvme::WriteBudget::Later(more, next), next);
+  EXPECT_EQ(nvme::WriteBudget::Later(next, more), next);
 }
 
 TEST(WriteBudgetTest, RenewsAtMidnightUtc) {

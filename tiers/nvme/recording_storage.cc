@@ -7,6 +7,7 @@
 
 #include <filesystem>
 #include <map>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -362,6 +363,16 @@ absl::Status RecordingStorage::Rename(const std::string& from, const std::string
 absl::Status RecordingStorage::Remove(const std::string& path) {
   KVT_RETURN_IF_ERROR(Storage::Remove(path));
   book_->Remove(path);
+  return absl::OkStatus();
+}
+
+absl::Status RecordingStorage::WriteAndSync(int fd, std::span<const std::byte> bytes) {
+  const DiskState::NodeId node = book_->NodeOf(fd);
+  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  book_->EndWrite(node, book_->StartWrite(node, 0, text));
+  const DiskState::Sync sync = book_->StartSync(node);
+  KVT_RETURN_IF_ERROR(Storage::WriteAndSync(fd, bytes));
+  book_->EndSync(sync);
   return absl::OkStatus();
 }
 

@@ -27,6 +27,7 @@ class RecordingStorage final : public Storage {
   absl::StatusOr<int> Open(const std::string& path, int flags) override;
   absl::Status Rename(const std::string& from, const std::string& to) override;
   absl::Status Remove(const std::string& path) override;
+  absl::Status WriteAndSync(int fd, std::span<const std::byte> bytes) override;
   absl::Status SyncFolder(const std::string& path) override;
   std::unique_ptr<IoEngine> WrapEngine(std::unique_ptr<IoEngine> engine) override;
   rocksdb::Env* index_env() override;

@@ -34,6 +34,18 @@ absl::Status Storage::Remove(const std::string& path) {
   return ErrnoStatus(errno, "unlink " + path);
 }
 
+absl::Status Storage::WriteAndSync(int fd, std::span<const std::byte> bytes) {
+  for (size_t done = 0; done < bytes.size();) {
+    const ssize_t put =
+        pwrite(fd, bytes.data() + done, bytes.size() - done, static_cast<off_t>(done));
+    if (put < 0 && errno == EINTR) continue;
+    if (put <= 0) return ErrnoStatus(put < 0 ? errno : EIO, "write a small file");
+    done += static_cast<size_t>(put);
+  }
+  if (fdatasync(fd) != 0) return ErrnoStatus(errno, "sync a small file");
+  return absl::OkStatus();
+}
+
 absl::Status Storage::SyncFolder(const std::string& path) {
   const int fd = open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
   if (fd < 0) return ErrnoStatus(errno, "open " + path);

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "absl/status/status.h"
@@ -29,6 +31,8 @@ class Storage {
   virtual absl::Status Rename(const std::string& from, const std::string& to);
   // A file; OK when there is none.
   virtual absl::Status Remove(const std::string& path);
+  // Writes to an open, empty file and makes its bytes durable, not its name.
+  virtual absl::Status WriteAndSync(int fd, std::span<const std::byte> bytes);
   // Makes the names in a folder durable: before this, a power loss may take back what the calls
   // above did, whatever was synced to the files.
   virtual absl::Status SyncFolder(const std::string& path);

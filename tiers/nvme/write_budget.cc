@@ -12,11 +12,16 @@ namespace {
 
 constexpr int64_t kSecondsPerDay = 24 * 60 * 60;
 
-uint64_t DayOf(absl::Time time) {
+}  // namespace
+
+uint64_t WriteBudget::DayOf(absl::Time time) {
   return static_cast<uint64_t>(std::max<int64_t>(0, absl::ToUnixSeconds(time)) / kSecondsPerDay);
 }
 
-}  // namespace
+WriteBudget::Spent WriteBudget::Later(const Spent& one, const Spent& other) {
+  if (one.day != other.day) return one.day > other.day ? one : other;
+  return one.bytes > other.bytes ? one : other;
+}
 
 void WriteBudget::Renew(absl::Time now) {
   const uint64_t today = DayOf(now);
@@ -37,6 +42,12 @@ absl::Status WriteBudget::Check(absl::Time now) {
       Exhausted("nvme: %d bytes were written today of %d allowed a day; more at %s", spent_.bytes,
                 bytes_per_day_, absl::FormatTime(renewed, absl::UTCTimeZone()));
   return WriteBudgetSpent(std::move(status));
+}
+
+bool WriteBudget::is_keeping_due() const {
+  const uint64_t unkept_bytes = spent_.bytes - (spent_.day == kept_.day ? kept_.bytes : 0);
+  return unkept_bytes > 0 && unkept_bytes >= (bytes_per_day_ == 0 ? kUnkeptBytesWithoutLimit
+                                                                  : bytes_per_day_ / kUnkeptPart);
 }
 
 }  // namespace kvtier::nvme

@@ -19,6 +19,15 @@ class WriteBudget {
     friend bool operator==(const Spent&, const Spent&) = default;
   };
 
+  // What a process that dies may leave unkept: this part of a budget, or so much without one.
+  static constexpr uint64_t kUnkeptPart = 128;
+  static constexpr uint64_t kUnkeptBytesWithoutLimit = 1ULL << 30;
+
+  // Since 1970, UTC.
+  static uint64_t DayOf(absl::Time time);
+  // What was spent, told by two who may each have missed the latest.
+  static Spent Later(const Spent& one, const Spent& other);
+
   // 0: no limit.
   explicit WriteBudget(uint64_t bytes_per_day) : bytes_per_day_(bytes_per_day) {}
 
@@ -28,12 +37,18 @@ class WriteBudget {
   absl::Status Check(absl::Time now);
   const Spent& spent() const { return spent_; }
 
+  // So much was spent since NoteKept that it has to be kept again.
+  bool is_keeping_due() const;
+  bool has_unkept() const { return spent_ != kept_; }
+  void NoteKept() { kept_ = spent_; }
+
  private:
   // A clock that was put back renews nothing.
   void Renew(absl::Time now);
 
   const uint64_t bytes_per_day_;
   Spent spent_;
+  Spent kept_;
 };
 
 }  // namespace kvtier::nvme
