@@ -5,6 +5,11 @@
 // passes operations between its threads through lock-free queues. The tag names the operation.
 // Callbacks take the same way: Debian's gRPC runs them from a completion queue of its own.
 //
+// A server's call is destroyed by whoever counts its outstanding callbacks down to none, which may
+// be code of libgrpc++ that is not instrumented; and then in a thread of gRPC's executor, unless
+// the reactor allows otherwise. Here it is destroyed at once, after all that others counted down
+// before.
+//
 // A client and a server in one process are also ordered by the socket between them. The runtime
 // models all sockets as one object; so does this file, since tsan.supp hides gRPC's socket calls.
 
@@ -66,3 +71,15 @@ grpc_event grpc_completion_queue_pluck(grpc_completion_queue* queue, void* tag,
 }
 
 }  // extern "C"
+
+// grpc::internal::ServerCallbackCall::ScheduleOnDone(bool inline_ondone)
+void ScheduleOnDone(char* call, bool inline_ondone) asm(
+    "_ZN4grpc8internal18ServerCallbackCall14ScheduleOnDoneEb");
+void ScheduleOnDone(char* call, bool /*inline_ondone*/) {
+  static auto* const next =
+      Next("_ZN4grpc8internal18ServerCallbackCall14ScheduleOnDoneEb", &ScheduleOnDone);
+  // Behind the vtable and another count of the same size.
+  constexpr size_t kOutstandingOffset = 12;
+  __tsan_acquire(call + kOutstandingOffset);
+  next(call, /*inline_ondone=*/true);
+}

@@ -12,7 +12,6 @@
 #include <cstdint>
 #include <functional>
 #include <iostream>
-#include <optional>
 #include <thread>
 
 #include "client/src/admin_client.h"
@@ -39,21 +38,19 @@ class DaemonOutageTest : public ::testing::Test {
     ASSERT_TRUE(started.ok()) << started;
   }
 
-  // Without an answer the test has failed, with what the daemon said last.
-  std::optional<v1::GetTiersResponse> Tiers() const {
-    auto tiers = client::AdminClient({.run_dir = daemon_->run_dir()}).GetTiers();
-    EXPECT_TRUE(tiers.ok()) << tiers.status() << "\n" << daemon_->Log();
-    return tiers.ok() ? std::optional(*std::move(tiers)) : std::nullopt;
+  absl::StatusOr<v1::GetTiersResponse> Tiers() const {
+    return client::AdminClient({.run_dir = daemon_->run_dir()}).GetTiers();
   }
+  // With what the daemon said last, if it does not answer.
   std::string TiersText() const {
     const auto tiers = Tiers();
-    return tiers.has_value() ? tiers->DebugString() : "no answer";
+    return tiers.ok() ? tiers->DebugString() : tiers.status().ToString() + "\n" + daemon_->Log();
   }
 
   // Pinned, quarantined, leased or reserved: 0 is none of it.
   uint64_t Held() const {
     const auto tiers = Tiers();
-    if (!tiers.has_value()) return UINT64_MAX;
+    if (!tiers.ok()) return UINT64_MAX;
     uint64_t held = tiers->store().lease_count() + tiers->store().pending_fill_count();
     for (const v1::TierStats& tier : tiers->tiers()) {
       held += tier.pinned_bytes() + tier.quarantined_bytes();
@@ -145,7 +142,7 @@ TEST_F(DaemonOutageTest, SixteenBusyClientsServeAgainAfterARestart) {
     EXPECT_EQ(engine->unexpected(), "");
   }
   engines.clear();
-  EXPECT_TRUE(Eventually(milliseconds(5000), [&] { return Held() == 0; }));
+  EXPECT_TRUE(Eventually(milliseconds(5000), [&] { return Held() == 0; })) << TiersText();
 }
 
 // Stops a child process, and lets it go on at the end.
