@@ -13,7 +13,11 @@ namespace kvtier {
 // kvtier.v1.ContextStoreService: checks requests, runs the store, packs answers. Thread-safe; no
 // method waits (gRPC callback API). By topic: context_store_session.cc, context_store_blocks.cc,
 // context_store_contexts.cc; streams have classes of their own.
-class ContextStoreService final : public v1::ContextStoreService::CallbackService {
+//
+// The messages of Write and Read come and go as bytes (proto/rpc/chunk_message.h).
+class ContextStoreService final : public v1::ContextStoreService::WithRawCallbackMethod_Write<
+                                      v1::ContextStoreService::WithRawCallbackMethod_Read<
+                                          v1::ContextStoreService::CallbackService>> {
  public:
   // What `context` names outlives the service and its calls.
   explicit ContextStoreService(const ServiceContext& context) : service_(context) {}
@@ -46,10 +50,10 @@ class ContextStoreService final : public v1::ContextStoreService::CallbackServic
                         v1::CancelPrefetchResponse* response) override;
   Unary* ReportBad(Context* context, const v1::ReportBadRequest* request,
                    v1::ReportBadResponse* response) override;
-  grpc::ServerReadReactor<v1::WriteRequest>* Write(Context* context,
-                                                   v1::WriteResponse* response) override;
-  grpc::ServerWriteReactor<v1::ReadResponse>* Read(Context* context,
-                                                   const v1::ReadRequest* request) override;
+  grpc::ServerReadReactor<grpc::ByteBuffer>* Write(Context* context,
+                                                   grpc::ByteBuffer* response) override;
+  grpc::ServerWriteReactor<grpc::ByteBuffer>* Read(Context* context,
+                                                   const grpc::ByteBuffer* request) override;
 
   Unary* CreateContext(Context* context, const v1::CreateContextRequest* request,
                        v1::CreateContextResponse* response) override;

@@ -24,13 +24,13 @@ grpc::ServerWriteReactor<v1::OpenSessionResponse>* ContextStoreService::OpenSess
   return SessionStream::Start(service_, *request);
 }
 
-grpc::ServerReadReactor<v1::WriteRequest>* ContextStoreService::Write(Context* context,
-                                                                      v1::WriteResponse* response) {
+grpc::ServerReadReactor<grpc::ByteBuffer>* ContextStoreService::Write(Context* context,
+                                                                      grpc::ByteBuffer* response) {
   return WriteStream::Start(service_, context, response);
 }
 
-grpc::ServerWriteReactor<v1::ReadResponse>* ContextStoreService::Read(
-    Context* context, const v1::ReadRequest* request) {
+grpc::ServerWriteReactor<grpc::ByteBuffer>* ContextStoreService::Read(
+    Context* context, const grpc::ByteBuffer* request) {
   return ReadStream::Start(service_, context, *request);
 }
 

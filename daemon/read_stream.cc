@@ -2,6 +2,7 @@
 #include "daemon/read_stream.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "daemon/requests.h"
@@ -13,7 +14,7 @@
 namespace kvtier {
 
 ReadStream* ReadStream::Start(const ServiceContext& service, grpc::CallbackServerContext* context,
-                              const v1::ReadRequest& request) {
+                              grpc::ByteBuffer request) {
   auto stream = std::make_shared<ReadStream>(service, context);
   stream->self_ = stream;
   const bool full = service.data_calls->count() >= service.data_streams_max;
@@ -22,7 +23,7 @@ ReadStream* ReadStream::Start(const ServiceContext& service, grpc::CallbackServe
       full ? WithReason(Exhausted("%d Write and Read streams are open, which is the limit",
                                   service.data_streams_max),
                         reason::kLimitReached)
-           : stream->Begin(request);
+           : stream->Begin(&request);
   if (!begun.ok()) stream->FinishWith(begun);
   return stream.get();
 }
@@ -32,7 +33,9 @@ ReadStream::ReadStream(const ServiceContext& service, grpc::CallbackServerContex
       context_(context),
       session_(service.store, context, DeadlineMs(*context, kDefaultTransferDeadlineMs)) {}
 
-absl::Status ReadStream::Begin(const v1::ReadRequest& request) {
+absl::Status ReadStream::Begin(grpc::ByteBuffer* bytes) {
+  v1::ReadRequest request;
+  KVT_RETURN_IF_ERROR(ParseMessage(bytes, &request));
   KVT_ASSIGN_OR_RETURN(const auto client, service_.sessions->Find(request.session_id()));
   KVT_ASSIGN_OR_RETURN(
       const core::NamespaceSpec spec,
@@ -65,40 +68,67 @@ void ReadStream::OnAcquired(absl::StatusOr<core::AcquireResult> result) {
     statuses.push_back(block.status);
     crc32cs.push_back(block.crc32c);
   }
-  v1::ReadHeader* header = message_.mutable_header();
-  header->set_epoch(service_.epoch);
-  header->set_statuses(PackStatuses(statuses));
-  header->set_crc32cs(PackRecords<uint32_t>(crc32cs));
-  SendChunk();
+  header_.set_epoch(service_.epoch);
+  header_.set_statuses(PackStatuses(statuses));
+  header_.set_crc32cs(PackRecords<uint32_t>(crc32cs));
+  steps_left_ = 1;
+  if (FillChunk()) OnStepDone();
+}
+
+void ReadStream::OnStepDone() {
+  // A step that is done at once comes round again here, and not deeper: chains are long.
+  while (steps_left_.fetch_sub(1) == 1) {
+    if (!written_ok_) return FinishWith(absl::CancelledError("the client cancelled"));
+    if (!fill_status_.ok()) return FinishWith(fill_status_);
+    if (AllIsSent()) return FinishWith(absl::OkStatus());
+    steps_left_ = 2;
+    SendChunk();
+    if (!FillChunk()) return;
+  }
 }
 
 void ReadStream::SendChunk() {
-  if (!session_.BeginCopying()) {
-    FinishWith(absl::CancelledError("cancelled"));
-    return;
-  }
-  FillChunk();
+  message_ = MakeChunkMessage(header_sent_ ? nullptr : &header_,
+                              chunk_.has_value() ? std::move(chunk_->slice) : grpc::Slice());
+  header_sent_ = true;
+  chunk_.reset();
+  StartWrite(&message_);
 }
 
-void ReadStream::FillChunk() {
-  std::string* chunk = message_.mutable_chunk();
-  const uint64_t total_bytes = blocks_.size() * block_bytes_;
-  while (sent_bytes_ < total_bytes && chunk->size() < kChunkBytesMax) {
-    const size_t block_idx = sent_bytes_ / block_bytes_;
+bool ReadStream::FillChunk() {
+  const uint64_t left_bytes = blocks_.size() * block_bytes_ - taken_bytes_;
+  if (left_bytes == 0) return true;
+  if (!session_.BeginCopying()) {
+    fill_status_ = absl::CancelledError("cancelled");
+    return true;
+  }
+  chunk_.emplace(std::min<uint64_t>(left_bytes, kChunkBytesMax));
+  chunk_filled_bytes_ = 0;
+  return CopyToChunk();
+}
+
+bool ReadStream::CopyToChunk() {
+  while (chunk_filled_bytes_ < chunk_->bytes.size()) {
+    const size_t block_idx = taken_bytes_ / block_bytes_;
     const core::PlacedBlock& block = blocks_[block_idx];
     std::span<const std::byte> payload =
         service_.store->tiers().Memory(block.tier)->Mapped(block.replica);
     if (payload.empty()) {
-      if (fetched_idx_ != block_idx) return Fetch(block_idx);
+      if (fetched_idx_ != block_idx) {
+        Fetch(block_idx);
+        return false;
+      }
       payload = fetched_;
     }
-    const uint64_t at = sent_bytes_ % block_bytes_;
-    const size_t part_bytes = std::min<uint64_t>(block_bytes_ - at, kChunkBytesMax - chunk->size());
-    chunk->append(reinterpret_cast<const char*>(payload.data()) + at, part_bytes);
-    sent_bytes_ += part_bytes;
+    const uint64_t at = taken_bytes_ % block_bytes_;
+    const std::span<std::byte> rest = chunk_->bytes.subspan(chunk_filled_bytes_);
+    const size_t part_bytes = std::min<uint64_t>(block_bytes_ - at, rest.size());
+    std::memcpy(rest.data(), payload.data() + at, part_bytes);
+    chunk_filled_bytes_ += part_bytes;
+    taken_bytes_ += part_bytes;
   }
   session_.EndCopying();
-  StartWrite(&message_);
+  return true;
 }
 
 void ReadStream::Fetch(size_t block_idx) {
@@ -117,7 +147,7 @@ void ReadStream::Fetch(size_t block_idx) {
 void ReadStream::OnFetched(size_t block_idx, const absl::Status& status) {
   if (status.ok()) {
     fetched_idx_ = block_idx;
-    FillChunk();
+    if (CopyToChunk()) OnStepDone();
     return;
   }
   if (absl::IsDataLoss(status)) {
@@ -127,18 +157,13 @@ void ReadStream::OnFetched(size_t block_idx, const absl::Status& status) {
     });
   }
   session_.EndCopying();
-  FinishWith(status);
+  fill_status_ = status;
+  OnStepDone();
 }
 
 void ReadStream::OnWriteDone(bool ok) {
-  if (!ok) {
-    FinishWith(absl::CancelledError("the client cancelled"));
-  } else if (sent_bytes_ == blocks_.size() * block_bytes_) {
-    FinishWith(absl::OkStatus());
-  } else {
-    message_.Clear();
-    SendChunk();
-  }
+  written_ok_ = ok;
+  OnStepDone();
 }
 
 void ReadStream::FinishWith(const absl::Status& status) {

@@ -21,7 +21,7 @@ absl::Status Bad(absl::Status status) {
 }  // namespace
 
 WriteStream* WriteStream::Start(const ServiceContext& service, grpc::CallbackServerContext* context,
-                                v1::WriteResponse* response) {
+                                grpc::ByteBuffer* response) {
   auto stream = std::make_shared<WriteStream>(service, context, response);
   stream->self_ = stream;
   const bool full = service.data_calls->count() >= service.data_streams_max;
@@ -32,42 +32,54 @@ WriteStream* WriteStream::Start(const ServiceContext& service, grpc::CallbackSer
                              service.data_streams_max),
                    reason::kLimitReached));
   } else {
-    stream->StartRead(&stream->message_);
+    stream->ReadNext();
   }
   return stream.get();
 }
 
 WriteStream::WriteStream(const ServiceContext& service, grpc::CallbackServerContext* context,
-                         v1::WriteResponse* response)
+                         grpc::ByteBuffer* response)
     : service_(service),
       context_(context),
       response_(response),
       session_(service.store, context, DeadlineMs(*context, kDefaultTransferDeadlineMs)) {}
 
+void WriteStream::ReadNext() {
+  parsed_ = {};
+  message_.Clear();
+  StartRead(&message_);
+}
+
 void WriteStream::OnReadDone(bool ok) {
-  absl::Status status;
   if (!ok) {
     FinishWith(context_->IsCancelled() ? absl::CancelledError("the client cancelled") : Publish());
     return;
   }
-  if (!begun_) {
-    begun_ = true;
-    status = Begin();
-    if (status.ok()) return;
-  } else {
-    status =
-        message_.has_header() ? Bad(Invalid("header: only in the first message")) : CopyChunk();
-  }
-  if (!status.ok()) {
-    FinishWith(status);
-  } else {
-    StartRead(&message_);
+  const absl::StatusOr<bool> waits = OnMessage();
+  if (!waits.ok()) {
+    FinishWith(waits.status());
+  } else if (!*waits) {
+    ReadNext();
   }
 }
 
-absl::Status WriteStream::Begin() {
-  if (!message_.has_header()) return Bad(Invalid("header: missing in the first message"));
-  const v1::WriteHeader& header = message_.header();
+absl::StatusOr<bool> WriteStream::OnMessage() {
+  v1::WriteHeader header;
+  auto parsed = ParseChunkMessage(&message_, &header);
+  if (!parsed.ok()) return Bad(parsed.status());
+  parsed_ = *std::move(parsed);
+  if (!begun_) {
+    begun_ = true;
+    KVT_RETURN_IF_ERROR(Begin(header));
+    return true;
+  }
+  if (parsed_.has_header) return Bad(Invalid("header: only in the first message"));
+  KVT_RETURN_IF_ERROR(CopyChunk());
+  return false;
+}
+
+absl::Status WriteStream::Begin(const v1::WriteHeader& header) {
+  if (!parsed_.has_header) return Bad(Invalid("header: missing in the first message"));
   KVT_ASSIGN_OR_RETURN(const auto client, service_.sessions->Find(header.session_id()));
   KVT_ASSIGN_OR_RETURN(
       const core::NamespaceSpec spec,
@@ -101,26 +113,29 @@ void WriteStream::OnReserved(absl::StatusOr<std::vector<core::PlacedBlock>> plac
   if (!status.ok()) {
     FinishWith(status);
   } else {
-    StartRead(&message_);
+    ReadNext();
   }
 }
 
 absl::Status WriteStream::CopyChunk() {
+  KVT_RETURN_IF_ERROR(CheckChunk());
   if (!session_.BeginCopying()) return absl::CancelledError("cancelled");
-  absl::Status status = TakeChunk(message_.chunk());
+  for (const std::span<const std::byte> part : parsed_.parts) TakePart(part);
   session_.EndCopying();
-  return status;
+  return absl::OkStatus();
 }
 
-absl::Status WriteStream::TakeChunk(std::string_view chunk) {
-  if (chunk.size() > kChunkBytesMax) {
-    return Bad(Invalid("chunk: %d bytes, more than %d", chunk.size(), kChunkBytesMax));
+absl::Status WriteStream::CheckChunk() const {
+  const uint64_t chunk_bytes = parsed_.chunk_bytes;
+  if (chunk_bytes > kChunkBytesMax) {
+    return Bad(Invalid("chunk: %d bytes, more than %d", chunk_bytes, kChunkBytesMax));
   }
   const uint64_t total_bytes = keys_.size() * block_bytes_;
-  if (chunk.size() > total_bytes - received_bytes_) {
-    return Bad(Invalid("chunk: more than the %d bytes of %d blocks", total_bytes, keys_.size()));
-  }
-  std::span<const std::byte> rest(reinterpret_cast<const std::byte*>(chunk.data()), chunk.size());
+  if (chunk_bytes <= total_bytes - received_bytes_) return absl::OkStatus();
+  return Bad(Invalid("chunk: more than the %d bytes of %d blocks", total_bytes, keys_.size()));
+}
+
+void WriteStream::TakePart(std::span<const std::byte> rest) {
   while (!rest.empty()) {
     const uint64_t at = received_bytes_ % block_bytes_;
     const auto part = rest.first(std::min<uint64_t>(rest.size(), block_bytes_ - at));
@@ -135,7 +150,6 @@ absl::Status WriteStream::TakeChunk(std::string_view chunk) {
     rest = rest.subspan(part.size());
     if (received_bytes_ % block_bytes_ == 0) EndOfBlock();
   }
-  return absl::OkStatus();
 }
 
 void WriteStream::EndOfBlock() {
@@ -168,8 +182,10 @@ absl::Status WriteStream::Publish() {
         return core.Commit(opened_.session, opened_.ns, keys, crc32cs, now_ms, effects);
       }));
   for (size_t i = 0; i < filled.size(); ++i) statuses_[filled[i]] = committed[i];
-  response_->set_epoch(service_.epoch);
-  response_->set_statuses(PackStatuses(statuses_));
+  v1::WriteResponse response;
+  response.set_epoch(service_.epoch);
+  response.set_statuses(PackStatuses(statuses_));
+  *response_ = SerializeMessage(response);
   return absl::OkStatus();
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <grpcpp/server_context.h>
+#include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/server_callback.h>
 
 #include <cstdint>
@@ -15,19 +16,20 @@
 #include "daemon/service_context.h"
 #include "kvtier/v1/context_store.pb.h"
 #include "proto/base/key.h"
+#include "proto/rpc/chunk_message.h"
 
 namespace kvtier {
 
 // The Write call: reserves host slots for one chain, copies the chunks into them as they come,
 // commits the blocks whose checksum is right. Holds one chunk at a time. Owned by itself until
 // OnDone, and by LiveCalls.
-class WriteStream final : public grpc::ServerReadReactor<v1::WriteRequest>, public LiveCall {
+class WriteStream final : public grpc::ServerReadReactor<grpc::ByteBuffer>, public LiveCall {
  public:
   static WriteStream* Start(const ServiceContext& service, grpc::CallbackServerContext* context,
-                            v1::WriteResponse* response);
+                            grpc::ByteBuffer* response);
 
   WriteStream(const ServiceContext& service, grpc::CallbackServerContext* context,
-              v1::WriteResponse* response);
+              grpc::ByteBuffer* response);
 
   void OnReadDone(bool ok) override;
   // As for WaitingCall.
@@ -38,12 +40,16 @@ class WriteStream final : public grpc::ServerReadReactor<v1::WriteRequest>, publ
   void OnDrain() override {}
 
  private:
+  void ReadNext();
+  // True: OnReserved goes on.
+  absl::StatusOr<bool> OnMessage();
   // First message: checks the header and asks for slots. OnReserved goes on.
-  absl::Status Begin();
+  absl::Status Begin(const v1::WriteHeader& header);
   void OnReserved(absl::StatusOr<std::vector<core::PlacedBlock>> placed);
-  // The chunk of message_ into its slots, while these are ours.
+  // The chunk of the message into its slots, while these are ours.
   absl::Status CopyChunk();
-  absl::Status TakeChunk(std::string_view chunk);
+  absl::Status CheckChunk() const;
+  void TakePart(std::span<const std::byte> rest);
   void EndOfBlock();
   // The client has sent all.
   absl::Status Publish();
@@ -51,12 +57,14 @@ class WriteStream final : public grpc::ServerReadReactor<v1::WriteRequest>, publ
 
   const ServiceContext service_;
   grpc::CallbackServerContext* const context_;
-  v1::WriteResponse* const response_;
+  grpc::ByteBuffer* const response_;
   PrivateSession session_;
   std::shared_ptr<WriteStream> self_;
 
   // The reactions of a call come one after the other, and so does the core's answer.
-  v1::WriteRequest message_;
+  grpc::ByteBuffer message_;
+  // Points into message_.
+  ChunkMessage parsed_;
   bool begun_ = false;
   PrivateSession::Opened opened_;
   uint64_t block_bytes_ = 0;

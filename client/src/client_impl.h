@@ -54,6 +54,8 @@ struct MappedBlocks {
   std::vector<std::shared_ptr<const void>> mappings;
 };
 
+class ReadTarget;
+
 // Sessions, namespaces and the one way to make a call. Thread-safe.
 class Client::Impl {
  public:
@@ -92,6 +94,10 @@ class Client::Impl {
   template <typename Request, typename Response>
   absl::StatusOr<Response> Call(Method<Request, Response> method, const Namespace* ns,
                                 Request request, uint32_t timeout_ms);
+
+  // The call Read: the OK prefix of the chain into `target`. Returns the CRC-32C of each commit.
+  absl::StatusOr<std::vector<uint32_t>> Receive(const NamespaceSpec& spec,
+                                                std::span<const Key> keys, ReadTarget& target);
 
   // Checks the packed BlockResults of `key_count` blocks and maps their slots.
   absl::StatusOr<MappedBlocks> MapBlocks(Session& session, const std::string& results,

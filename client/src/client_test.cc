@@ -168,6 +168,12 @@ TEST_F(ClientTest, WritesAndReadsByValue) {
   EXPECT_EQ(*read, payloads);
   EXPECT_EQ(client->stats().copied_bytes, 2 * payloads.size());
   EXPECT_TRUE(client->Read(ns, std::span(keys).last(1))->empty());
+  std::vector<std::byte> memory(3 * FakeDaemon::kBlockBytes, std::byte{0xEE});
+  EXPECT_EQ(*client->ReadInto(ns, keys, memory), 2U);
+  EXPECT_TRUE(std::ranges::equal(std::span(memory).first(payloads.size()), payloads));
+  EXPECT_EQ(memory[payloads.size()], std::byte{0xEE});
+  EXPECT_EQ(client->ReadInto(ns, keys, std::span(memory).subspan(1)).status().code(),
+            absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(client->Write(ns, std::nullopt, keys, payloads).status().code(),
             absl::StatusCode::kInvalidArgument);
 }

@@ -40,7 +40,8 @@ absl::StatusOr<std::shared_ptr<Session>> Session::Open(const Options& options) {
 
 Session::Session(const Options& options, std::shared_ptr<HandleConnection> connection)
     : options_(options),
-      stub_(v1::ContextStoreService::NewStub(NewUnixChannel(options.run_dir + "/kvtierd.sock"))),
+      channel_(NewUnixChannel(options.run_dir + "/kvtierd.sock")),
+      stub_(v1::ContextStoreService::NewStub(channel_)),
       epoch_(connection->epoch()),
       segments_(std::move(connection), options.devices) {}
 

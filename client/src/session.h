@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <grpcpp/channel.h>
 #include <grpcpp/client_context.h>
 
 #include <atomic>
@@ -47,6 +48,7 @@ class Session {
   Session& operator=(const Session&) = delete;
 
   Stub& stub() { return *stub_; }
+  grpc::Channel* channel() { return channel_.get(); }
   uint64_t generation() const { return options_.generation; }
   uint64_t epoch() const { return epoch_; }
   uint64_t session_id() const { return opened_.session_id(); }
@@ -78,6 +80,7 @@ class Session {
   void RepeatReleases();
 
   const Options options_;
+  const std::shared_ptr<grpc::Channel> channel_;
   const std::unique_ptr<Stub> stub_;
   const uint64_t epoch_;
   SegmentMap segments_;

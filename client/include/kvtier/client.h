@@ -95,6 +95,7 @@ struct Fill {
 };
 
 class Client;
+class ReadTarget;
 
 // Blocks leased for reading. Move-only; ends the lease when destroyed. Must not outlive its Client.
 // After the daemon restarted, the mapped bytes stay readable until the Lease is destroyed, and are
@@ -210,6 +211,11 @@ class Client {
                                                  std::span<const std::byte> payloads);
   // The payloads of the blocks from the start up to the first that is not OK.
   absl::StatusOr<std::vector<std::byte>> Read(const Namespace& ns, std::span<const Key> keys);
+  // The same into memory of the caller's, which spares the pages of a new vector; returns the
+  // number of blocks. What lies behind them, and all of it after an error, is unspecified.
+  // Requires: memory.size() >= keys.size() blocks (INVALID_ARGUMENT).
+  absl::StatusOr<size_t> ReadInto(const Namespace& ns, std::span<const Key> keys,
+                                  std::span<std::byte> memory);
 
   absl::StatusOr<uint32_t> CreateContext(const Namespace& ns, std::string_view context);
   absl::StatusOr<uint32_t> AppendContext(const Namespace& ns, std::string_view context,
@@ -232,6 +238,9 @@ class Client {
   friend class Lease;
   class Impl;
   explicit Client(std::unique_ptr<Impl> impl);
+
+  absl::Status ReadChecked(const Namespace& ns, std::span<const Key> keys, ReadTarget& target);
+
   std::unique_ptr<Impl> impl_;
 };
 
