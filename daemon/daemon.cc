@@ -283,6 +283,9 @@ absl::Status Daemon::OpenStore() {
        {"io_engine", nvme_ == nullptr ? "" : nvme_->Stats().io_engine},
        {"recovered_blocks", store_->recovered_block_count()}});
   SayWhatHostKept();
+  if (options.eviction == policy::EvictionKind::kHazard && nvme_ != nullptr) {
+    policy_file_ = std::make_unique<PolicyFile>(config_.server.data_dir + "/policy", store_.get());
+  }
   if (nvme_ != nullptr) WarnAboutDisk();
   return absl::OkStatus();
 }
@@ -498,6 +501,7 @@ void Daemon::Stop() {
   if (absl::Status removed = run_dir_.RemoveStaleSockets(); !removed.ok()) {
     Log(LogLevel::kWarning, "sockets not removed", {{"error", FromAbsl(removed.message())}});
   }
+  policy_file_.reset();
   store_.reset();
   if (nvme_ != nullptr) nvme_->Close();
 }

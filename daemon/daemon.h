@@ -16,6 +16,7 @@
 #include "daemon/handle_server.h"
 #include "daemon/http_server.h"
 #include "daemon/live_calls.h"
+#include "daemon/policy_file.h"
 #include "daemon/run_dir.h"
 #include "daemon/session_table.h"
 #include "daemon/store.h"
@@ -105,6 +106,8 @@ class Daemon {
   std::unique_ptr<SegmentKeeper> keeper_;
   std::unique_ptr<MemoryTier> host_;
   std::unique_ptr<Store> store_;
+  // Null: nothing is learned, or there is no place to keep it.
+  std::unique_ptr<PolicyFile> policy_file_;
   SessionTable sessions_;
   std::unique_ptr<HandleServer> handles_;
   std::unique_ptr<LiveCalls> session_calls_;

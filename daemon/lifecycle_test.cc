@@ -184,6 +184,7 @@ TEST_F(LifecycleTest, StopsInOrderWithStreamsOpen) {
   EXPECT_EQ(process->Wait(), 0) << LogText();
   EXPECT_LT(MonotonicMs() - start_ms, 10'000U);
   EXPECT_THAT(LogText(), HasSubstr("memory written to nvme blocks=40"));
+  EXPECT_EQ(access((folder_.path() + "/data/policy").c_str(), F_OK), 0) << "what was learned";
   EXPECT_NE(access((run_dir_ + "/kvtierd.sock").c_str(), F_OK), 0);
   EXPECT_FALSE(writer->Finish().ok());
   // Whole or an error, never cut short with OK.

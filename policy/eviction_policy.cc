@@ -14,6 +14,12 @@ void EvictionPolicy::Forget(BlockRef /*block*/, uint64_t /*key*/) {}
 
 bool EvictionPolicy::BeatsIdleVictim(TierIdx /*tier*/, BlockRef /*block*/) { return true; }
 
+std::string EvictionPolicy::Save() const { return {}; }
+
+absl::Status EvictionPolicy::Restore(std::string_view /*saved*/) {
+  return absl::DataLossError("this policy learns nothing");
+}
+
 absl::StatusOr<EvictionKind> ParseEviction(std::string_view name) {
   if (name == "lru") return EvictionKind::kLru;
   if (name == "hazard") return EvictionKind::kHazard;

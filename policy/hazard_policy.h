@@ -51,10 +51,9 @@ class HazardPolicy final : public EvictionPolicy {
   std::optional<BlockRef> IdleVictim(TierIdx tier) override;
   bool BeatsIdleVictim(TierIdx tier, BlockRef block) override;
 
-  // What was learned, to be restored after a restart; it does not know single blocks. See
-  // HazardModel.
-  std::string Save() const { return model_.Save(); }
-  absl::Status Restore(std::string_view saved) { return model_.Restore(saved); }
+  // See HazardModel.
+  std::string Save() const override { return model_.Save(); }
+  absl::Status Restore(std::string_view saved) override { return model_.Restore(saved); }
 
   // Of policy state: blocks and candidates, ghosts, the model.
   uint64_t memory_bytes() const;

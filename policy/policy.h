@@ -7,8 +7,10 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
 namespace kvtier::policy {
@@ -92,6 +94,11 @@ class EvictionPolicy {
   // Whether a block, were it on the tier, would be worth more than what IdleVictim says: only then
   // may a guess take its room. True for policies that cannot tell.
   virtual bool BeatsIdleVictim(TierIdx tier, BlockRef block);
+
+  // What was learned, to be restored after a restart; it names no block. Empty: nothing is learned.
+  virtual std::string Save() const;
+  // Errors: DATA_LOSS for bytes that Save of such a policy did not write; nothing has changed then.
+  virtual absl::Status Restore(std::string_view saved);
 };
 
 // Leaf-first LRU: blocks of active contexts last, then by last use, then the deepest first.

@@ -168,6 +168,9 @@ class StoreCore::Impl {
         departures_(options.departures_max),
         next_id_(options.first_id) {}
 
+  std::string SavePolicy() const { return eviction_->Save(); }
+  absl::Status RestorePolicy(std::string_view saved) { return eviction_->Restore(saved); }
+
   // --- index.cc ---
   Entry& At(EntryIdx idx) { return index_.At(idx); }
   const Entry& At(EntryIdx idx) const { return index_.At(idx); }

@@ -24,6 +24,12 @@ bool StoreCore::AdoptHost(const BlockMeta& meta, ReplicaId host_replica) {
   return impl_->Adopt(meta, kHost, host_replica);
 }
 
+std::string StoreCore::SavePolicy() const { return impl_->SavePolicy(); }
+
+absl::Status StoreCore::RestorePolicy(std::string_view saved) {
+  return impl_->RestorePolicy(saved);
+}
+
 absl::StatusOr<SessionId> StoreCore::OpenSession(OwnerIdx owner, TimeMs /*now_ms*/) {
   return impl_->OpenSession(owner);
 }

@@ -235,6 +235,10 @@ class StoreCore {
   // The same for host; first host, then nvme, which may have the same blocks.
   bool AdoptHost(const BlockMeta& meta, ReplicaId host_replica);
 
+  // See policy::EvictionPolicy.
+  std::string SavePolicy() const;
+  absl::Status RestorePolicy(std::string_view saved);
+
   // --- sessions ---
   absl::StatusOr<SessionId> OpenSession(OwnerIdx owner, TimeMs now_ms);
   // The stream ended. Fills become invisible and leases end at once; slots the process can still
