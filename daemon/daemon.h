@@ -56,6 +56,8 @@ class Daemon {
 
   uint64_t epoch() const { return epoch_; }
   Store& store() { return *store_; }
+  // See Store. Thread-safe until Stop.
+  uint64_t last_beat_ms() const { return store_->last_beat_ms(); }
   const RunDir& run_dir() const { return run_dir_; }
   // The port of metrics.listen; 0 without.
   uint16_t http_port() const { return http_ == nullptr ? 0 : http_->port(); }

@@ -225,8 +225,10 @@ TEST_F(LifecycleTest, TellsSystemd) {
   std::memcpy(address.sun_path, path.data(), path.size());
   ASSERT_EQ(bind(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
   setenv("NOTIFY_SOCKET", path.c_str(), 1);
+  setenv("WATCHDOG_USEC", "60000", 1);
   const auto process = Run({"--nvme.enabled=false"});
   unsetenv("NOTIFY_SOCKET");
+  unsetenv("WATCHDOG_USEC");
   ASSERT_TRUE(process->AwaitReady()) << LogText();
   // But for what is to keep the memory of host, before and after.
   const auto receive = [&] {
@@ -239,8 +241,12 @@ TEST_F(LifecycleTest, TellsSystemd) {
     return text;
   };
   EXPECT_EQ(receive(), "READY=1");
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(receive(), "WATCHDOG=1");
   process->Signal(SIGTERM);
-  EXPECT_EQ(receive(), "STOPPING=1");
+  std::string last;
+  do last = receive();
+  while (last == "WATCHDOG=1");
+  EXPECT_EQ(last, "STOPPING=1");
   EXPECT_EQ(process->Wait(), 0);
 }
 

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -21,6 +22,7 @@
 #include "daemon/fd_store.h"
 #include "daemon/holder.h"
 #include "daemon/log.h"
+#include "daemon/monotonic.h"
 #include "daemon/supervisor.h"
 #include "proto/base/status_util.h"
 #include "proto/base/version.h"
@@ -100,10 +102,34 @@ int TakeSignal(const sigset_t& signals, absl::Duration timeout) {
   return std::max(sigtimedwait(&signals, nullptr, &wait), 0);
 }
 
+// Tells systemd that the daemon works, for as long as it does: when its store has not come round
+// for as long as systemd waits, systemd hears nothing and starts another process.
+class Watchdog {
+ public:
+  explicit Watchdog(const Daemon& daemon) : daemon_(daemon), limit_ms_(WatchdogMs()) {}
+
+  // The least that Beat is to be called.
+  absl::Duration interval() const {
+    return absl::Milliseconds(limit_ms_.value_or(UINT32_MAX) / 3 + 1);
+  }
+
+  void Beat() const {
+    if (!limit_ms_.has_value()) return;
+    if (MonotonicMs() < daemon_.last_beat_ms() + *limit_ms_ / 2) Notify("WATCHDOG=1");
+  }
+
+ private:
+  const Daemon& daemon_;
+  const std::optional<uint64_t> limit_ms_;
+};
+
 // Waits for a signal to stop (returned) or for a failure of the daemon (0).
 int WaitForEnd(const sigset_t& signals, const Daemon& daemon) {
+  const Watchdog watchdog(daemon);
+  const absl::Duration interval = std::min(kFailureCheckInterval, watchdog.interval());
   while (daemon.failure().ok()) {
-    if (const int signal = TakeSignal(signals, kFailureCheckInterval); signal != 0) return signal;
+    watchdog.Beat();
+    if (const int signal = TakeSignal(signals, interval); signal != 0) return signal;
   }
   Notify("STATUS=failed: " + std::string(daemon.failure().message()));
   return TakeSignal(signals, kFailureGrace);

@@ -41,6 +41,7 @@ absl::StatusOr<std::unique_ptr<Store>> Store::Open(const Options& options, TierS
     if (!recovered.ok()) return recovered;
     for (const ReplicaId replica : refused) tiers.nvme->Free(replica);
   }
+  store->last_beat_ms_ = MonotonicMs();
   store->events_ = std::jthread([raw = store.get()](const std::stop_token& stop) {
     pthread_setname_np(pthread_self(), "kvtier-events");
     raw->RunEvents(stop);
@@ -97,6 +98,7 @@ void Store::RunEvents(const std::stop_token& stop) {
         last_tick_ms = now_ms;
       }
     });
+    last_beat_ms_.store(MonotonicMs(), std::memory_order_relaxed);
   }
 }
 

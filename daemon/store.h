@@ -62,6 +62,10 @@ class Store {
   uint64_t recovered_block_count() const { return recovered_block_count_; }
   uint64_t recovered_host_block_count() const { return recovered_host_block_count_; }
 
+  // When the thread that takes completions and ticks last came round (MonotonicMs): every few
+  // milliseconds, unless the core, a reply or the start of a transfer does not end.
+  core::TimeMs last_beat_ms() const { return last_beat_ms_.load(std::memory_order_relaxed); }
+
  private:
   struct Completion {
     core::JobId job;
@@ -89,6 +93,7 @@ class Store {
   absl::Mutex completions_mutex_;
   std::vector<Completion> completions_ ABSL_GUARDED_BY(completions_mutex_);
   std::unique_ptr<Movers> movers_;
+  std::atomic<core::TimeMs> last_beat_ms_ = 0;
   std::jthread events_;
 };
 

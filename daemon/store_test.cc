@@ -6,9 +6,11 @@
 #include <algorithm>
 #include <memory>
 #include <optional>
+#include <thread>
 
 #include "absl/synchronization/notification.h"
 #include "daemon/fake_cold_tier.h"
+#include "daemon/monotonic.h"
 #include "tiers/memory/memory_tier.h"
 #include "tiers/tier_test_util.h"
 
@@ -111,6 +113,27 @@ TEST_F(StoreTest, TicksAnswerAtTheDeadline) {
   cold_.Hold();
   EXPECT_EQ(Flush(20).status().code(), absl::StatusCode::kDeadlineExceeded);
   cold_.Release();
+}
+
+TEST_F(StoreTest, BeatsUntilTheCoreDoesNotEnd) {
+  Open();
+  const core::TimeMs opened_ms = store_->last_beat_ms();
+  while (store_->last_beat_ms() == opened_ms) std::this_thread::yield();
+  absl::Notification entered;
+  absl::Notification leave;
+  const std::jthread stuck([&] {
+    store_->Run([&](core::StoreCore&, core::TimeMs, core::Effects*) {
+      entered.Notify();
+      leave.WaitForNotification();
+    });
+  });
+  entered.WaitForNotification();
+  // One beat may be under way.
+  const core::TimeMs stuck_ms = MonotonicMs();
+  while (MonotonicMs() < stuck_ms + 50) std::this_thread::yield();
+  EXPECT_LE(store_->last_beat_ms(), stuck_ms + 5);
+  leave.Notify();
+  while (store_->last_beat_ms() <= stuck_ms + 5) std::this_thread::yield();
 }
 
 TEST_F(StoreTest, TakesOverWhatNvmeRecovers) {

@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "absl/strings/numbers.h"
 #include "daemon/unix_socket.h"
 #include "proto/base/status_util.h"
 
@@ -39,6 +40,17 @@ absl::Status NotifySystemd(const std::string& state, std::optional<int> passed_f
   if (passed_fd.has_value()) AttachFd(*passed_fd, control, &message);
   if (sendmsg(fd.get(), &message, MSG_NOSIGNAL) < 0) return ErrnoStatus(errno, "notify systemd");
   return absl::OkStatus();
+}
+
+std::optional<uint64_t> WatchdogMs() {
+  const char* const microseconds = std::getenv("WATCHDOG_USEC");
+  const char* const pid = std::getenv("WATCHDOG_PID");
+  uint64_t value = 0;
+  if (microseconds == nullptr || !absl::SimpleAtoi(microseconds, &value)) return std::nullopt;
+  // Inherited from a parent that is watched itself.
+  if (pid != nullptr && pid != std::to_string(getpid())) return std::nullopt;
+  if (value < 1000) return std::nullopt;
+  return value / 1000;
 }
 
 absl::Status NotifyReadyFd(int fd) {
