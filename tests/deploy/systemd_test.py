@@ -102,8 +102,8 @@ class UnitsTest(unittest.TestCase):
         self.assertEqual(unit["PrivateUsers"], ["no"])
         # Engines' containers hold mounts of it.
         self.assertEqual(unit["RuntimeDirectoryPreserve"], ["yes"])
-        # Nobody sends WATCHDOG=1 yet: the daemon would be killed for nothing.
-        self.assertNotIn("WatchdogSec", unit)
+        # The daemon answers it: daemon_lifecycle_test.
+        self.assertEqual(unit["WatchdogSec"], ["30"])
 
 
 class InstallTest(unittest.TestCase):
