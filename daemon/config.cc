@@ -22,7 +22,7 @@ RawValue FromToml(const toml::node& node) {
     return {RawKind::kInteger, absl::StrFormat("%d", integer->get())};
   }
   if (const auto* real = node.as_floating_point()) {
-    return {RawKind::kFloat, absl::StrFormat("%g", real->get())};
+    return {RawKind::kFloat, FormatReal(real->get())};
   }
   if (const auto* boolean = node.as_boolean()) {
     return {RawKind::kBool, boolean->get() ? "true" : "false"};

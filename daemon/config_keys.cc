@@ -184,9 +184,9 @@ struct RangeText {
   std::string operator()(const ModeKey&) const { return "octal, \"0000\"..\"0777\""; }
   std::string operator()(const RatioKey&) const { return "number, above 0 up to 1"; }
   std::string operator()(const BoolKey&) const { return "true | false"; }
-  std::string operator()(const PathKey&) const { return "absolute path, 2..4000 bytes"; }
+  std::string operator()(const PathKey&) const { return "absolute path, 2..4000 bytes of UTF-8"; }
   std::string operator()(const PathsKey&) const {
-    return "absolute paths separated by ':', or empty";
+    return "absolute paths in UTF-8, separated by ':', or empty";
   }
   std::string operator()(const AddressKey&) const {
     return "\"IPv4:PORT\" or \"[IPv6]:PORT\", or empty";
@@ -217,6 +217,30 @@ std::optional<uint64_t> ParseBytes(std::string_view text) {
   const auto count = ParseAll<uint64_t>(text);
   if (!count.has_value() || *count > UINT64_MAX / unit) return std::nullopt;
   return *count * unit;
+}
+
+// A file says a text only in UTF-8, so a flag does, too. Neither overlong nor a surrogate.
+bool IsUtf8(std::string_view text) {
+  while (!text.empty()) {
+    const auto first = static_cast<unsigned char>(text.front());
+    const size_t size_bytes = first < 0x80 ? 1 : first < 0xE0 ? 2 : first < 0xF0 ? 3 : 4;
+    constexpr uint32_t kLeast[] = {0, 0x80, 0x800, 0x10000};
+    if ((first >= 0x80 && first < 0xC2) || first > 0xF4 || text.size() < size_bytes) return false;
+    uint32_t point = size_bytes == 1 ? first : first & (0x7FU >> size_bytes);
+    for (size_t i = 1; i < size_bytes; ++i) {
+      const auto next = static_cast<unsigned char>(text[i]);
+      if ((next & 0xC0) != 0x80) return false;
+      point = point << 6 | (next & 0x3F);
+    }
+    const bool is_surrogate = point >= 0xD800 && point < 0xE000;
+    if (point < kLeast[size_bytes - 1] || point > 0x10FFFF || is_surrogate) return false;
+    text.remove_prefix(size_bytes);
+  }
+  return true;
+}
+
+bool IsPathText(std::string_view text) {
+  return text.find('\0') == std::string_view::npos && IsUtf8(text);
 }
 
 // "127.0.0.1:9464" or "[::1]:9464"; a name is none, as it may be several.
@@ -276,12 +300,12 @@ struct Assign {
   }
   bool operator()(const PathKey& key) const {
     if (!Typed(RawKind::kString) || value.text.size() < 2 || value.text.size() > 4000) return false;
-    if (value.text.front() != '/' || value.text.find('\0') != std::string::npos) return false;
+    if (value.text.front() != '/' || !IsPathText(value.text)) return false;
     key.field(*config) = value.text;
     return true;
   }
   bool operator()(const PathsKey& key) const {
-    if (!Typed(RawKind::kString) || value.text.find('\0') != std::string::npos) return false;
+    if (!Typed(RawKind::kString) || !IsPathText(value.text)) return false;
     for (const std::string_view path : SplitPaths(value.text)) {
       if (path.size() < 2 || path.size() > 4000 || path.front() != '/') return false;
     }
@@ -333,7 +357,7 @@ struct Print {
   }
   std::string operator()(const RatioKey& key) const {
     // TOML tells 1 from 1.0; both are taken.
-    return absl::StrFormat("%.15g", key.field(config));
+    return FormatReal(key.field(config));
   }
   std::string operator()(const BoolKey& key) const { return key.field(config) ? "true" : "false"; }
   std::string operator()(const PathKey& key) const { return Quoted(key.field(config)); }
@@ -351,6 +375,11 @@ std::string Environment(std::string_view name) {
 }
 
 }  // namespace
+
+std::string FormatReal(double real) {
+  char text[32];
+  return {text, std::to_chars(text, text + sizeof(text), real).ptr};
+}
 
 absl::Status UnknownKey(std::string_view name) {
   return Invalid("%s: unknown key (kvtierd --help lists the known ones)", name);

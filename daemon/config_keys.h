@@ -22,6 +22,9 @@ struct RawValue {
 // INVALID_ARGUMENT naming the key and what it takes.
 absl::Status SetConfigKey(std::string_view name, const RawValue& value, Config* config);
 
+// The shortest text that reads back as the same number.
+std::string FormatReal(double real);
+
 bool IsConfigSection(std::string_view section);
 
 absl::Status UnknownKey(std::string_view name);

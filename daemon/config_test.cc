@@ -39,6 +39,31 @@ TEST(ConfigTest, DefaultsAreValidAndPrintAsThemselves) {
   EXPECT_EQ(PrintConfig(*again), printed);
 }
 
+TEST(ConfigTest, WhatIsPrintedIsWhatWasSet) {
+  const auto config =
+      LoadConfig({.file = "",
+                  .environment = {},
+                  .flags = {{"hbm.low_watermark", "0.12345678901234567"},
+                            {"server.data_dir", "/a \"b\"\\\n\x7f\xc3\xa9\xf0\x9f\x90\xa7"}}});
+  ASSERT_TRUE(config.ok()) << config.status();
+  const auto again = LoadToml(PrintConfig(*config));
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(again->hbm.low_watermark, config->hbm.low_watermark);
+  EXPECT_EQ(again->server.data_dir, config->server.data_dir);
+}
+
+TEST(ConfigTest, PathsAreUtf8AsAFileCanSayThem) {
+  for (const char* path : {"/\xff", "/\xc3", "/\xc3(", "/\xc0\xaf", "/\xed\xa0\x80", "/\xe2\x82",
+                           "/\xf4\x90\x80\x80", "/\xf8\x88\x80\x80\x80", "/a\x80"}) {
+    EXPECT_FALSE(LoadFlag("server.data_dir", path).ok());
+    EXPECT_FALSE(LoadFlag("nvme.dirs", path).ok());
+  }
+  for (const char* path : {"/\x7f", "/\xc2\x80", "/\xe2\x82\xac", "/\xf0\x9f\x90\xa7"}) {
+    EXPECT_TRUE(LoadFlag("server.data_dir", path).ok());
+    EXPECT_TRUE(LoadFlag("nvme.dirs", path).ok());
+  }
+}
+
 TEST(ConfigTest, FlagsBeatEnvironmentBeatsFile) {
   const std::string path = absl::StrFormat("%s/kvtier-order-%d.toml", testing::TempDir(), getpid());
   std::ofstream(path) << "[server]\nsessions_max = 1\ndrain_timeout_ms = 1000\n"
