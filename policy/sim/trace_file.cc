@@ -58,11 +58,16 @@ absl::StatusOr<std::string> Decompress(const std::string& packed, const std::str
   return text;
 }
 
-// A field that is a number >= 0; empty when it is missing or something else.
+// Milliseconds of 30,000 years: sums of numbers up to this do not overflow.
+constexpr double kNumberMax = 1e15;
+
+// A field that is a number in 0..kNumberMax; empty when it is missing or something else.
 std::optional<uint64_t> NumberOf(const Json& line, const char* field) {
   const auto place = line.find(field);
-  if (place == line.end() || !place->is_number() || place->get<double>() < 0) return std::nullopt;
-  return static_cast<uint64_t>(place->get<double>());
+  if (place == line.end() || !place->is_number()) return std::nullopt;
+  const auto number = place->get<double>();
+  if (!(number >= 0 && number <= kNumberMax)) return std::nullopt;
+  return static_cast<uint64_t>(number);
 }
 
 policy::NextStep NextStepOf(const Json& line) {
@@ -77,7 +82,7 @@ absl::Status AddLine(std::string_view text, std::string_view where,
   const Json line = Json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!line.is_object()) return Invalid("%s: not a JSON object", where);
   const std::optional<uint64_t> timestamp = NumberOf(line, "timestamp");
-  if (!timestamp) return Invalid("%s: timestamp is not a number >= 0", where);
+  if (!timestamp) return Invalid("%s: timestamp is not a number in 0..1e15", where);
   const auto ids = line.find("hash_ids");
   if (ids == line.end() || !ids->is_array()) return Invalid("%s: hash_ids is no list", where);
   std::vector<uint64_t> hash_ids;
@@ -88,6 +93,9 @@ absl::Status AddLine(std::string_view text, std::string_view where,
   }
   uint32_t context_idx = kNoContext;
   if (const auto session = line.find("session"); session != line.end() && !session->is_null()) {
+    if (!session->is_number() && !session->is_string()) {
+      return Invalid("%s: session is no number and no string", where);
+    }
     const auto [place, inserted] = sessions->try_emplace(session->dump(), kNoContext);
     if (inserted) place->second = builder->AddContext();
     context_idx = place->second;

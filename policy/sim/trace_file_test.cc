@@ -84,6 +84,27 @@ TEST(TraceFileTest, NamesTheBrokenLine) {
   }
 }
 
+TEST(TraceFileTest, NumbersThatNoClockHasAreNone) {
+  for (const char* number : {"1e300", "-1", "1e16", "18446744073709551615", "\"0\""}) {
+    const std::string line = absl::StrFormat("{\"timestamp\": %s, \"hash_ids\": [1]}", number);
+    EXPECT_THAT(std::string(ParseTrace(line, "t").status().message()),
+                HasSubstr("t:1: timestamp is not"));
+  }
+  const auto trace = ParseTrace(
+      "{\"timestamp\": 1e15, \"hash_ids\": [1], \"api\": 1e300, \"input_length\": 1e15}", "t");
+  ASSERT_TRUE(trace.ok()) << trace.status();
+  EXPECT_EQ(trace->requests[0].api_ms, 0U);
+  // As many tokens as the largest block could have, and not a shift beyond the number.
+  EXPECT_EQ(trace->block_tokens, 1U << 20);
+}
+
+TEST(TraceFileTest, ASessionOfManyLevelsIsNone) {
+  std::string line = "{\"timestamp\": 0, \"hash_ids\": [1], \"session\": ";
+  line.append(1'000'000, '[').append(1'000'000, ']').push_back('}');
+  EXPECT_THAT(std::string(ParseTrace(line, "deep").status().message()),
+              HasSubstr("session is no number and no string"));
+}
+
 TEST(TraceFileTest, TruncatedXzIsDataLoss) {
   const std::string packed = Compress(kTwoRequests);
   const std::string path =
