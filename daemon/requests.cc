@@ -16,24 +16,25 @@ constexpr size_t kContextNameBytesMax = 128;
 // No call waits longer, whatever its client says.
 constexpr int64_t kBudgetMsMax = 3'600'000;
 
-absl::Status Bad(absl::Status status) {
+}  // namespace
+
+absl::Status BadArgument(absl::Status status) {
   return WithReason(std::move(status), reason::kBadArgument);
 }
 
-}  // namespace
-
 absl::StatusOr<std::vector<Key>> ParseKeys(std::string_view packed) {
   if (packed.size() > static_cast<size_t>(kKeysPerCallMax) * Key::kBytes) {
-    return Bad(Invalid("keys: %d bytes, more than %d keys", packed.size(), kKeysPerCallMax));
+    return BadArgument(
+        Invalid("keys: %d bytes, more than %d keys", packed.size(), kKeysPerCallMax));
   }
   auto keys = UnpackRecords<Key>(packed, "keys");
-  if (!keys.ok()) return Bad(keys.status());
+  if (!keys.ok()) return BadArgument(keys.status());
   return keys;
 }
 
 absl::StatusOr<std::vector<uint32_t>> ParseCrcs(std::string_view packed, size_t key_count) {
   if (packed.size() != key_count * sizeof(uint32_t)) {
-    return Bad(
+    return BadArgument(
         Invalid("crc32cs: %d bytes, must be 4 for each of the %d keys", packed.size(), key_count));
   }
   return UnpackRecords<uint32_t>(packed, "crc32cs");
@@ -42,7 +43,9 @@ absl::StatusOr<std::vector<uint32_t>> ParseCrcs(std::string_view packed, size_t 
 absl::StatusOr<std::optional<Key>> ParseParentKey(std::string_view packed) {
   if (packed.empty()) return std::optional<Key>();
   auto key = Key::FromBytes(packed);
-  if (!key.ok()) return Bad(Invalid("parent_key: %d bytes, must be 0 or 32", packed.size()));
+  if (!key.ok()) {
+    return BadArgument(Invalid("parent_key: %d bytes, must be 0 or 32", packed.size()));
+  }
   return std::optional<Key>(*key);
 }
 
@@ -50,21 +53,21 @@ absl::Status CheckContextName(std::string_view name, std::string_view field) {
   const auto control = [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; };
   if (name.empty() || name.size() > kContextNameBytesMax ||
       std::any_of(name.begin(), name.end(), control)) {
-    return Bad(Invalid("%s: must have 1..%d bytes and no control characters", field,
-                       kContextNameBytesMax));
+    return BadArgument(Invalid("%s: must have 1..%d bytes and no control characters", field,
+                               kContextNameBytesMax));
   }
   return absl::OkStatus();
 }
 
 absl::Status CheckTextBytes(std::string_view text, size_t bytes_max, std::string_view field) {
   if (text.size() <= bytes_max) return absl::OkStatus();
-  return Bad(Invalid("%s: %d bytes, more than %d", field, text.size(), bytes_max));
+  return BadArgument(Invalid("%s: %d bytes, more than %d", field, text.size(), bytes_max));
 }
 
 absl::StatusOr<TierId> ParseMemoryTier(v1::Tier tier) {
   if (tier == v1::TIER_UNSPECIFIED || tier == v1::TIER_HBM) return TierId::kHbm;
   if (tier == v1::TIER_HOST) return TierId::kHost;
-  return Bad(Invalid("tier: %d, must be TIER_HBM or TIER_HOST", static_cast<int>(tier)));
+  return BadArgument(Invalid("tier: %d, must be TIER_HBM or TIER_HOST", static_cast<int>(tier)));
 }
 
 policy::NextStep NextStepOf(v1::NextStep next) {

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "daemon/core/store_core.h"
 #include "kvtier/v1/context_store.pb.h"
@@ -25,6 +26,9 @@ inline constexpr int kMessageBytesMax = 4 << 20;
 // Deadlines of calls that come without one.
 inline constexpr uint32_t kDefaultDeadlineMs = 1000;
 inline constexpr uint32_t kDefaultTransferDeadlineMs = 10'000;
+
+// `status` with the reason BAD_ARGUMENT.
+absl::Status BadArgument(absl::Status status);
 
 // All errors are INVALID_ARGUMENT (BAD_ARGUMENT) naming the field.
 absl::StatusOr<std::vector<Key>> ParseKeys(std::string_view packed);

@@ -17,7 +17,7 @@
 namespace kvtier {
 namespace {
 
-constexpr uint32_t kBytes = 4096;
+constexpr uint32_t kBlockBytes = 4096;
 constexpr size_t kBlockCount = 300;
 constexpr core::TimeMs kPatienceMs = 30'000;
 
@@ -41,7 +41,7 @@ class StoreTest : public testing::Test {
     ns_ = store_
               ->Run([this](core::StoreCore& core, core::TimeMs, core::Effects*) {
                 return core.OpenNamespace(session_,
-                                          {.hash = {}, .layout = {}, .block_bytes = kBytes});
+                                          {.hash = {}, .layout = {}, .block_bytes = kBlockBytes});
               })
               .value();
   }
@@ -52,7 +52,7 @@ class StoreTest : public testing::Test {
     std::vector<uint32_t> crc32cs;
     std::vector<TestBlock> blocks;
     for (size_t i = 0; i < count; ++i) {
-      blocks.push_back(MakeBlock(i + 1, kBytes));
+      blocks.push_back(MakeBlock(i + 1, kBlockBytes));
       keys.push_back(blocks.back().meta.key);
       crc32cs.push_back(blocks.back().meta.crc32c);
     }
@@ -61,7 +61,7 @@ class StoreTest : public testing::Test {
           session_, ns_, std::nullopt, keys, TierId::kHbm, now_ms, now_ms,
           [&](absl::StatusOr<std::vector<core::PlacedBlock>> placed) {
             for (size_t i = 0; i < count; ++i) {
-              std::ranges::copy(blocks[i].payload.bytes().first(kBytes),
+              std::ranges::copy(blocks[i].payload.bytes().first(kBlockBytes),
                                 hbm_->Mapped((*placed)[i].replica).begin());
             }
           },
@@ -137,7 +137,7 @@ TEST_F(StoreTest, BeatsUntilTheCoreDoesNotEnd) {
 }
 
 TEST_F(StoreTest, TakesOverWhatNvmeRecovers) {
-  const TestBlock block = MakeBlock(1, kBytes);
+  const TestBlock block = MakeBlock(1, kBlockBytes);
   const ReplicaId first = cold_.AddRecoverable(block.meta);
   const ReplicaId second = cold_.AddRecoverable(block.meta);
   Open();

@@ -12,14 +12,6 @@
 #include "proto/rpc/grpc_status.h"
 
 namespace kvtier {
-namespace {
-
-absl::Status Bad(absl::Status status) {
-  return WithReason(std::move(status), reason::kBadArgument);
-}
-
-}  // namespace
-
 WriteStream* WriteStream::Start(const ServiceContext& service, grpc::CallbackServerContext* context,
                                 grpc::ByteBuffer* response) {
   auto stream = std::make_shared<WriteStream>(service, context, response);
@@ -66,20 +58,20 @@ void WriteStream::OnReadDone(bool ok) {
 absl::StatusOr<bool> WriteStream::OnMessage() {
   v1::WriteHeader header;
   auto parsed = ParseChunkMessage(&message_, &header);
-  if (!parsed.ok()) return Bad(parsed.status());
+  if (!parsed.ok()) return BadArgument(parsed.status());
   parsed_ = *std::move(parsed);
   if (!begun_) {
     begun_ = true;
     KVT_RETURN_IF_ERROR(Begin(header));
     return true;
   }
-  if (parsed_.has_header) return Bad(Invalid("header: only in the first message"));
+  if (parsed_.has_header) return BadArgument(Invalid("header: only in the first message"));
   KVT_RETURN_IF_ERROR(CopyChunk());
   return false;
 }
 
 absl::Status WriteStream::Begin(const v1::WriteHeader& header) {
-  if (!parsed_.has_header) return Bad(Invalid("header: missing in the first message"));
+  if (!parsed_.has_header) return BadArgument(Invalid("header: missing in the first message"));
   KVT_ASSIGN_OR_RETURN(const auto client, service_.sessions->Find(header.session_id()));
   KVT_ASSIGN_OR_RETURN(
       const core::NamespaceSpec spec,
@@ -128,11 +120,12 @@ absl::Status WriteStream::CopyChunk() {
 absl::Status WriteStream::CheckChunk() const {
   const uint64_t chunk_bytes = parsed_.chunk_bytes;
   if (chunk_bytes > kChunkBytesMax) {
-    return Bad(Invalid("chunk: %d bytes, more than %d", chunk_bytes, kChunkBytesMax));
+    return BadArgument(Invalid("chunk: %d bytes, more than %d", chunk_bytes, kChunkBytesMax));
   }
   const uint64_t total_bytes = keys_.size() * block_bytes_;
   if (chunk_bytes <= total_bytes - received_bytes_) return absl::OkStatus();
-  return Bad(Invalid("chunk: more than the %d bytes of %d blocks", total_bytes, keys_.size()));
+  return BadArgument(
+      Invalid("chunk: more than the %d bytes of %d blocks", total_bytes, keys_.size()));
 }
 
 void WriteStream::TakePart(std::span<const std::byte> rest) {
@@ -161,10 +154,10 @@ void WriteStream::EndOfBlock() {
 }
 
 absl::Status WriteStream::Publish() {
-  if (!begun_) return Bad(Invalid("header: missing, the stream is empty"));
+  if (!begun_) return BadArgument(Invalid("header: missing, the stream is empty"));
   const uint64_t total_bytes = keys_.size() * block_bytes_;
   if (received_bytes_ != total_bytes) {
-    return Bad(
+    return BadArgument(
         Invalid("chunk: the stream ended after %d of %d bytes", received_bytes_, total_bytes));
   }
   std::vector<size_t> filled;

@@ -15,6 +15,8 @@
 
 namespace kvtier {
 
+inline constexpr uint64_t kMiB = 1 << 20;
+
 // Page-aligned bytes with whole pages, as a slot of a memory tier has.
 class PageBuffer {
  public:

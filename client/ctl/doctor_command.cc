@@ -15,7 +15,7 @@
 namespace kvtier::ctl {
 namespace {
 
-constexpr const char* kFooter = R"(
+constexpr const char* kDoctorFooter = R"(
 Examples:
   kvtierctl doctor --config /etc/kvtier/kvtierd.toml --disk
   kvtierd --hbm.device=cuda --print-config | kvtierctl doctor --config -
@@ -41,7 +41,7 @@ absl::StatusOr<std::string> ReadConfig(const std::string& path) {
 void AddDoctor(CLI::App* app, DoctorCommand* command) {
   CLI::App* doctor = app->add_subcommand(
       "doctor", "Whether this node is fit for a daemon, and what to do; no daemon");
-  doctor->footer(kFooter);
+  doctor->footer(kDoctorFooter);
   doctor->add_option("--config", command->config_path,
                      "The daemon's configuration, - is standard input; default: its defaults");
   doctor->add_flag("--disk", command->measures_disk, "Measure the disk, with 256 MiB");

@@ -13,7 +13,7 @@
 namespace kvtier::ctl {
 namespace {
 
-Key KeyOf(uint8_t first) {
+Key KeyFrom(uint8_t first) {
   Key key;
   for (size_t i = 0; i < key.bytes.size(); ++i) key.bytes[i] = static_cast<uint8_t>(first + i);
   return key;
@@ -34,7 +34,7 @@ TEST(KvGeneratorTest, MatchesItsDocumentedVectors) {
 
   const KvGenerator generator(LayoutPresets()[0].shape);
   Tile tile(generator.shape());
-  generator.GenerateTile(KeyOf(0), 0, 0, tile.k, tile.v);
+  generator.GenerateTile(KeyFrom(0), 0, 0, tile.k, tile.v);
   tile.k.resize(8);
   tile.v.resize(8);
   EXPECT_EQ(tile.k, (std::vector<uint16_t>{0xBEDC, 0x3F8E, 0xBF21, 0x3FA8, 0x3F61, 0x3EFF, 0x4190,
@@ -43,7 +43,7 @@ TEST(KvGeneratorTest, MatchesItsDocumentedVectors) {
                                            0x3FB3}));
 
   std::vector<std::byte> block(generator.block_bytes());
-  generator.SealBlock(KeyOf(0), block);
+  generator.SealBlock(KeyFrom(0), block);
   EXPECT_EQ(block.size(), 2304U);
   EXPECT_EQ(Crc32c(block), 281891396U);
 }
@@ -53,13 +53,13 @@ TEST(KvGeneratorTest, EveryPartOfABlockDependsOnTheKey) {
   Tile a(generator.shape());
   Tile b(generator.shape());
   for (size_t byte = 0; byte < Key::kBytes; ++byte) {
-    Key key = KeyOf(0);
+    Key key = KeyFrom(0);
     generator.GenerateTile(key, 0, 0, a.k, a.v);
     key.bytes[byte] ^= 1;
     generator.GenerateTile(key, 0, 0, b.k, b.v);
     EXPECT_TRUE(a.k != b.k && a.v != b.v) << "byte " << byte;
   }
-  generator.GenerateTile(KeyOf(0), 1, 0, b.k, b.v);
+  generator.GenerateTile(KeyFrom(0), 1, 0, b.k, b.v);
   EXPECT_NE(a.k, b.k);
   EXPECT_NE(a.v, b.v);
 }
@@ -73,7 +73,7 @@ TEST(KvGeneratorTest, ValuesAreNormalWithOutlierChannelsInK) {
   double v_square = 0;
   const uint32_t block_count = 20;
   for (uint8_t n = 0; n < block_count; ++n) {
-    generator.GenerateTile(KeyOf(n), 3, 1, tile.k, tile.v);
+    generator.GenerateTile(KeyFrom(n), 3, 1, tile.k, tile.v);
     for (size_t i = 0; i < tile.k.size(); ++i) {
       k_mean[i % shape.head_dim] += kernels::Bf16ToFloat(tile.k[i]);
       const double value = kernels::Bf16ToFloat(tile.v[i]);
@@ -101,9 +101,9 @@ TEST(KvGeneratorTest, SealedValuesAreCloseToTheGeneratedOnes) {
   const KvGenerator generator(LayoutPresets()[0].shape);
   const kernels::TileShape shape = kernels::TileOf(generator.shape());
   std::vector<std::byte> block(generator.block_bytes());
-  generator.SealBlock(KeyOf(9), block);
+  generator.SealBlock(KeyFrom(9), block);
   Tile tile(generator.shape());
-  generator.GenerateTile(KeyOf(9), 1, 0, tile.k, tile.v);
+  generator.GenerateTile(KeyFrom(9), 1, 0, tile.k, tile.v);
   std::vector<float> k(tile.k.size());
   std::vector<float> v(tile.v.size());
   const auto sealed = std::span(block).subspan(kernels::TileOffset(generator.shape(), 1, 0),

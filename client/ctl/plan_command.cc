@@ -13,7 +13,7 @@
 namespace kvtier::ctl {
 namespace {
 
-constexpr const char* kFooter = R"(
+constexpr const char* kPlanFooter = R"(
 Examples:
   kvtierctl plan --layers 80 --kv-heads 8 --head-dim 128 --card "96 GiB" --card-share 0.9
   kvtierctl plan --layers 80 --kv-heads 8 --head-dim 128 --card 80GB --total-tokens 3M
@@ -44,7 +44,7 @@ void AddPlan(CLI::App* app, PlanCommand* command) {
   CLI::App* plan = app->add_subcommand(
       "plan",
       "What contexts cost in every codec, and what fits on cards, host and nvme; no daemon");
-  plan->footer(kFooter);
+  plan->footer(kPlanFooter);
   PlanInput* input = &command->input;
   CLI::Option* config =
       plan->add_option("--model-config", command->model_config_path,

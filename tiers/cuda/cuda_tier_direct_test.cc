@@ -19,7 +19,6 @@ namespace {
 
 using Call = FakeCudaDriver::Call;
 
-constexpr uint32_t kBytes = 100'000;
 // Goes in one piece.
 constexpr uint32_t kPieceBytes = 60'000;
 
@@ -31,7 +30,7 @@ class CudaTierDirectTest : public CudaTierFixture {
   }
   void StartBoth() { StartBoth(Options()); }
 
-  ReplicaId ReserveDevice(uint32_t payload_bytes = kBytes) {
+  ReplicaId ReserveDevice(uint32_t payload_bytes = kTestBlockBytes) {
     return tier_->Reserve(payload_bytes, 1).value();
   }
   bool DeviceHolds(ReplicaId replica, const TestBlock& block) {
@@ -45,16 +44,16 @@ class CudaTierDirectTest : public CudaTierFixture {
 
 TEST_F(CudaTierDirectTest, BlocksGoDownAndUpWithoutABuffer) {
   StartBoth();
-  const TestBlock block = MakeBlock(1, kBytes);
+  const TestBlock block = MakeBlock(1, kTestBlockBytes);
   const HostSlot from = PutHost(block);
   const ReplicaId replica = ReserveDevice();
   ASSERT_EQ(WriteAndWait(*tier_, replica, block.meta, from.bytes), absl::OkStatus());
   EXPECT_TRUE(DeviceHolds(replica, block));
-  const HostSlot to = ReserveHost(kBytes);
+  const HostSlot to = ReserveHost(kTestBlockBytes);
   ASSERT_EQ(ReadAndWait(*tier_, replica, block.meta, to.bytes), absl::OkStatus());
   EXPECT_TRUE(Holds(to, block));
-  EXPECT_EQ(tier_->promoted().direct_bytes, kBytes);
-  EXPECT_EQ(tier_->demoted().direct_bytes, kBytes);
+  EXPECT_EQ(tier_->promoted().direct_bytes, kTestBlockBytes);
+  EXPECT_EQ(tier_->demoted().direct_bytes, kTestBlockBytes);
   EXPECT_EQ(tier_->promoted().staged_bytes + tier_->demoted().staged_bytes, 0u);
 }
 
@@ -95,26 +94,26 @@ TEST_F(CudaTierDirectTest, NoCopyLeavesItsRegistration) {
   options.pin_chunk_bytes = 64 << 10;
   StartBoth(options);
   // From the second chunk into the fifth. The fixture counts what is not registered as a whole.
-  PutHost(MakeBlock(2, kBytes));
-  const TestBlock block = MakeBlock(1, 2 * kBytes);
+  PutHost(MakeBlock(2, kTestBlockBytes));
+  const TestBlock block = MakeBlock(1, 2 * kTestBlockBytes);
   const HostSlot from = PutHost(block);
-  const HostSlot to = ReserveHost(2 * kBytes);
-  const ReplicaId replica = ReserveDevice(2 * kBytes);
+  const HostSlot to = ReserveHost(2 * kTestBlockBytes);
+  const ReplicaId replica = ReserveDevice(2 * kTestBlockBytes);
   ASSERT_EQ(WriteAndWait(*tier_, replica, block.meta, from.bytes), absl::OkStatus());
   ASSERT_EQ(ReadAndWait(*tier_, replica, block.meta, to.bytes), absl::OkStatus());
   EXPECT_TRUE(Holds(to, block));
-  EXPECT_EQ(tier_->demoted().direct_bytes, 2 * kBytes);
+  EXPECT_EQ(tier_->demoted().direct_bytes, 2 * kTestBlockBytes);
 }
 
 TEST_F(CudaTierDirectTest, WrongBytesAreNeverPublished) {
   StartBoth();
-  const TestBlock block = MakeBlock(1, kBytes);
+  const TestBlock block = MakeBlock(1, kTestBlockBytes);
   const HostSlot slot = PutHost(block);
   const ReplicaId replica = ReserveDevice();
-  slot.bytes[kBytes / 2] ^= std::byte{1};
+  slot.bytes[kTestBlockBytes / 2] ^= std::byte{1};
   EXPECT_EQ(WriteAndWait(*tier_, replica, block.meta, slot.bytes).code(),
             absl::StatusCode::kDataLoss);
-  slot.bytes[kBytes / 2] ^= std::byte{1};
+  slot.bytes[kTestBlockBytes / 2] ^= std::byte{1};
   ASSERT_EQ(WriteAndWait(*tier_, replica, block.meta, slot.bytes), absl::OkStatus());
   driver_->CorruptCopies(1);
   EXPECT_EQ(ReadAndWait(*tier_, replica, block.meta, slot.bytes).code(),
@@ -124,7 +123,7 @@ TEST_F(CudaTierDirectTest, WrongBytesAreNeverPublished) {
 
 TEST_F(CudaTierDirectTest, ARefusedCallFailsItsBlocksAlone) {
   StartBoth();
-  const TestBlock block = MakeBlock(1, kBytes);
+  const TestBlock block = MakeBlock(1, kTestBlockBytes);
   const HostSlot slot = PutHost(block);
   const ReplicaId replica = ReserveDevice();
   driver_->Fail(Call::kCopy, 0, 1, CudaResult::kInvalidValue);
@@ -136,8 +135,8 @@ TEST_F(CudaTierDirectTest, ARefusedCallFailsItsBlocksAlone) {
 
 TEST_F(CudaTierDirectTest, ALateCopyIsNotAnsweredWhileItsHostMemoryIsInUse) {
   StartBoth();
-  const TestBlock block = MakeBlock(1, kBytes);
-  const HostSlot slot = ReserveHost(kBytes);
+  const TestBlock block = MakeBlock(1, kTestBlockBytes);
+  const HostSlot slot = ReserveHost(kTestBlockBytes);
   const ReplicaId replica = Put(block);
   driver_->HoldWork();
   Outcome read;
@@ -146,7 +145,7 @@ TEST_F(CudaTierDirectTest, ALateCopyIsNotAnsweredWhileItsHostMemoryIsInUse) {
   now_ms_ += kLateMs;
   // A staged one behind it is answered by the same look at the clock.
   Outcome other;
-  PageBuffer target(kBytes);
+  PageBuffer target(kTestBlockBytes);
   tier_->Read(replica, block.meta, target.bytes(), other.Done());
   driver_->AwaitBusyStreams(2);
   now_ms_ += kLateMs;
@@ -161,9 +160,9 @@ TEST_F(CudaTierDirectTest, MemoryThatAHangingDeviceMayStillWriteIsKeptForAWhile)
   CudaTier::Options options = Options();
   options.abandon_ms = 5000;
   StartBoth(options);
-  const TestBlock block = MakeBlock(1, kBytes);
+  const TestBlock block = MakeBlock(1, kTestBlockBytes);
   const HostSlot from = PutHost(block);
-  const HostSlot to = ReserveHost(kBytes);
+  const HostSlot to = ReserveHost(kTestBlockBytes);
   const ReplicaId resident = Put(block);
   const ReplicaId incoming = ReserveDevice();
   driver_->HoldWork();
@@ -184,9 +183,9 @@ TEST_F(CudaTierDirectTest, MemoryThatAHangingDeviceMayStillWriteIsKeptForAWhile)
 
 TEST_F(CudaTierDirectTest, ALostDeviceHoldsNobodyUp) {
   StartBoth();
-  const TestBlock block = MakeBlock(1, kBytes);
+  const TestBlock block = MakeBlock(1, kTestBlockBytes);
   const HostSlot from = PutHost(block);
-  const HostSlot to = ReserveHost(kBytes);
+  const HostSlot to = ReserveHost(kTestBlockBytes);
   const ReplicaId resident = Put(block);
   const ReplicaId incoming = ReserveDevice();
   driver_->HoldWork();
@@ -207,8 +206,8 @@ TEST_F(CudaTierDirectTest, ALostDeviceHoldsNobodyUp) {
 
 TEST_F(CudaTierDirectTest, TheEndOfATierOnAHangingDeviceAnswersAtOnce) {
   StartBoth();
-  const TestBlock block = MakeBlock(1, kBytes);
-  const HostSlot to = ReserveHost(kBytes);
+  const TestBlock block = MakeBlock(1, kTestBlockBytes);
+  const HostSlot to = ReserveHost(kTestBlockBytes);
   const ReplicaId resident = Put(block);
   driver_->HoldWork();
   Outcome read;
@@ -235,13 +234,13 @@ TEST_F(CudaTierDirectTest, WhatCannotBePinnedIsCopiedThroughBuffers) {
   // The first chunk of four can be pinned.
   driver_->Fail(Call::kRegisterHost, 1, 1000, CudaResult::kOutOfMemory);
   StartHost();
-  const TestBlock block = MakeBlock(1, kBytes);
+  const TestBlock block = MakeBlock(1, kTestBlockBytes);
   std::vector<HostSlot> slots;
   for (int i = 0; i < 10; ++i) {
     HostSlot& slot = slots.emplace_back();
-    slot.replica = host_->Reserve(kBytes, 1).value();
-    slot.bytes = host_->Mapped(slot.replica).first(kBytes);
-    std::ranges::copy(block.payload.bytes().first(kBytes), slot.bytes.begin());
+    slot.replica = host_->Reserve(kTestBlockBytes, 1).value();
+    slot.bytes = host_->Mapped(slot.replica).first(kTestBlockBytes);
+    std::ranges::copy(block.payload.bytes().first(kTestBlockBytes), slot.bytes.begin());
   }
   failed.WaitForNotification();
   EXPECT_EQ(tier_->pin_progress().pinned_bytes, 256u << 10);
@@ -250,10 +249,10 @@ TEST_F(CudaTierDirectTest, WhatCannotBePinnedIsCopiedThroughBuffers) {
     EXPECT_EQ(WriteAndWait(*tier_, replica, block.meta, slot.bytes), absl::OkStatus());
     EXPECT_TRUE(DeviceHolds(replica, block));
   }
-  EXPECT_EQ(tier_->promoted().direct_bytes, 2 * kBytes);
-  EXPECT_EQ(tier_->promoted().staged_bytes, 8 * kBytes);
+  EXPECT_EQ(tier_->promoted().direct_bytes, 2 * kTestBlockBytes);
+  EXPECT_EQ(tier_->promoted().staged_bytes, 8 * kTestBlockBytes);
   // A segment for another owner cannot be pinned either; that was said once.
-  EXPECT_TRUE(host_->Reserve(kBytes, 2).ok());
+  EXPECT_TRUE(host_->Reserve(kTestBlockBytes, 2).ok());
   EXPECT_EQ(failure_count, 1);
 }
 

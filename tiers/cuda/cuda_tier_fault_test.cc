@@ -16,8 +16,6 @@ namespace {
 
 using Call = FakeCudaDriver::Call;
 
-constexpr uint32_t kBytes = 100'000;
-
 class CudaTierFaultTest : public CudaTierFixture {
  protected:
   // Waits until the tier is no longer degraded.
@@ -91,8 +89,8 @@ TEST_F(CudaTierFaultTest, AFailedExportIsTheCallersErrorOnly) {
 
 TEST_F(CudaTierFaultTest, AFailedCopyFailsItsBlockAlone) {
   Start();
-  const TestBlock block = MakeBlock(1, kBytes);
-  const auto replica = tier_->Reserve(kBytes, 1);
+  const TestBlock block = MakeBlock(1, kTestBlockBytes);
+  const auto replica = tier_->Reserve(kTestBlockBytes, 1);
   ASSERT_TRUE(replica.ok());
   // The second piece of two.
   driver_->Fail(Call::kCopy, 1, 1, CudaResult::kInvalidValue);
@@ -107,7 +105,7 @@ TEST_F(CudaTierFaultTest, AFailedCopyFailsItsBlockAlone) {
 
 TEST_F(CudaTierFaultTest, ACopyThatLiesIsFoundByTheChecksum) {
   Start();
-  const TestBlock block = MakeBlock(1, kBytes);
+  const TestBlock block = MakeBlock(1, kTestBlockBytes);
   const ReplicaId replica = Put(block);
   driver_->CorruptCopies(1);
   EXPECT_EQ(ReadAndCompare(*tier_, replica, block).code(), absl::StatusCode::kDataLoss);
@@ -169,11 +167,11 @@ TEST_F(CudaTierFaultTest, EventsThatAreDoneOutOfOrderEndTheRightCopies) {
 
 TEST_F(CudaTierFaultTest, PiecesOfOneBlockMayEndInAnyOrder) {
   Start();
-  const TestBlock block = MakeBlock(1, kBytes);
+  const TestBlock block = MakeBlock(1, kTestBlockBytes);
   const ReplicaId replica = Put(block);
   driver_->HoldWork();
   Outcome read;
-  PageBuffer target(kBytes);
+  PageBuffer target(kTestBlockBytes);
   tier_->Read(replica, block.meta, target.bytes(), read.Done());
   driver_->AwaitBusyStreams(2);
   const std::vector<CudaStream> busy = driver_->BusyStreams();
@@ -181,8 +179,8 @@ TEST_F(CudaTierFaultTest, PiecesOfOneBlockMayEndInAnyOrder) {
   EXPECT_FALSE(read.is_set());
   driver_->ReleaseStream(busy[0]);
   EXPECT_EQ(read.Await(), absl::OkStatus());
-  EXPECT_TRUE(
-      std::ranges::equal(target.bytes().first(kBytes), block.payload.bytes().first(kBytes)));
+  EXPECT_TRUE(std::ranges::equal(target.bytes().first(kTestBlockBytes),
+                                 block.payload.bytes().first(kTestBlockBytes)));
   driver_->ReleaseWork();
 }
 
@@ -239,8 +237,8 @@ TEST_F(CudaTierFaultTest, CopiesBehindALateOneAreAnsweredInTimeToo) {
 
 TEST_F(CudaTierFaultTest, ADeviceThatHangsIsLost) {
   Start();
-  const TestBlock block = MakeBlock(1, kBytes);
-  const auto replica = tier_->Reserve(kBytes, 1);
+  const TestBlock block = MakeBlock(1, kTestBlockBytes);
+  const auto replica = tier_->Reserve(kTestBlockBytes, 1);
   ASSERT_TRUE(replica.ok());
   driver_->HoldWork();
   Outcome write;
@@ -257,15 +255,15 @@ TEST_F(CudaTierFaultTest, ADeviceThatHangsIsLost) {
 
 TEST_F(CudaTierFaultTest, AStickyErrorLosesTheTierAndAnswersEverything) {
   Start();
-  const TestBlock block = MakeBlock(1, kBytes);
+  const TestBlock block = MakeBlock(1, kTestBlockBytes);
   const ReplicaId resident = Put(block);
   const uint32_t segment_idx = tier_->Place(resident).segment_idx;
-  const auto incoming = tier_->Reserve(kBytes, 1);
+  const auto incoming = tier_->Reserve(kTestBlockBytes, 1);
   ASSERT_TRUE(incoming.ok());
   driver_->HoldWork();
   Outcome read;
   Outcome write;
-  PageBuffer target(kBytes);
+  PageBuffer target(kTestBlockBytes);
   tier_->Read(resident, block.meta, target.bytes(), read.Done());
   tier_->Write(*incoming, block.meta, block.payload.bytes(), write.Done());
   driver_->AwaitBusyStreams(4);
@@ -275,7 +273,7 @@ TEST_F(CudaTierFaultTest, AStickyErrorLosesTheTierAndAnswersEverything) {
   EXPECT_FALSE(loss_.Await().ok());
 
   // From here on every call fails at once.
-  EXPECT_EQ(tier_->Reserve(kBytes, 1).status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(tier_->Reserve(kTestBlockBytes, 1).status().code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(tier_->ExportSegment(segment_idx, false).status().code(),
             absl::StatusCode::kUnavailable);
   EXPECT_EQ(ReadAndCompare(*tier_, resident, block).code(), absl::StatusCode::kUnavailable);
@@ -297,8 +295,8 @@ TEST_F(CudaTierFaultTest, EveryPlaceWhereAStickyErrorShowsLosesTheTier) {
     CudaTier::Options options = Options();
     options.on_lost = [&](const absl::Status& reason) { loss.Set(reason); };
     const auto tier = CudaTier::Create(driver.OpenDevice(0).value(), options).value();
-    const TestBlock block = MakeBlock(1, kBytes);
-    const ReplicaId replica = tier->Reserve(kBytes, 1).value();
+    const TestBlock block = MakeBlock(1, kTestBlockBytes);
+    const ReplicaId replica = tier->Reserve(kTestBlockBytes, 1).value();
     driver.Fail(call, 0, 1, CudaResult::kEccUncorrectable);
     EXPECT_EQ(WriteAndWait(*tier, replica, block.meta, block.payload.bytes()).code(),
               absl::StatusCode::kUnavailable);
@@ -331,8 +329,8 @@ TEST_F(CudaTierFaultTest, ADeviceThatIsLostWhileIdleIsFound) {
 
 TEST_F(CudaTierFaultTest, TheEndWaitsForCopiesInFlight) {
   Start();
-  const TestBlock block = MakeBlock(1, kBytes);
-  const auto replica = tier_->Reserve(kBytes, 1);
+  const TestBlock block = MakeBlock(1, kTestBlockBytes);
+  const auto replica = tier_->Reserve(kTestBlockBytes, 1);
   ASSERT_TRUE(replica.ok());
   driver_->HoldWork();
   Outcome write;
@@ -345,8 +343,8 @@ TEST_F(CudaTierFaultTest, TheEndWaitsForCopiesInFlight) {
 
 TEST_F(CudaTierFaultTest, TheEndOfATierOnALostDeviceDoesNotWait) {
   Start();
-  const TestBlock block = MakeBlock(1, kBytes);
-  const auto replica = tier_->Reserve(kBytes, 1);
+  const TestBlock block = MakeBlock(1, kTestBlockBytes);
+  const auto replica = tier_->Reserve(kTestBlockBytes, 1);
   ASSERT_TRUE(replica.ok());
   driver_->HoldWork();
   Outcome write;

@@ -23,6 +23,7 @@
 namespace kvtier {
 
 inline constexpr uint64_t kTestSegmentBytes = 1 << 20;
+inline constexpr uint32_t kTestBlockBytes = 100'000;
 
 // A status that another thread brings, once.
 class Outcome {

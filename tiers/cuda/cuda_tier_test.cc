@@ -14,8 +14,6 @@
 namespace kvtier {
 namespace {
 
-constexpr uint64_t kMiB = 1 << 20;
-
 // The tier, and the card that outlives it.
 class TierOnFakeCard final : public Tier {
  public:

@@ -24,7 +24,6 @@
 namespace kvtier {
 namespace {
 
-constexpr uint64_t kMiB = 1 << 20;
 const std::string kBoot = "11111111-2222-3333-4444-555555555555";
 
 // What systemd is to the daemon.

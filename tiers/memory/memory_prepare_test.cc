@@ -20,7 +20,6 @@
 namespace kvtier {
 namespace {
 
-constexpr uint64_t kMiB = 1 << 20;
 constexpr uint64_t kSegmentBytes = 2 * kMiB;
 constexpr uint64_t kSegmentCount = 4;
 

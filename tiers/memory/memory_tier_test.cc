@@ -17,8 +17,6 @@
 namespace kvtier {
 namespace {
 
-constexpr uint64_t kMiB = 1 << 20;
-
 std::unique_ptr<MemoryTier> MakeTier(uint64_t capacity_bytes = 4 * kMiB,
                                      uint64_t segment_bytes = kMiB, TierId id = TierId::kHost) {
   auto tier = MemoryTier::Create(

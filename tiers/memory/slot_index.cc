@@ -20,22 +20,22 @@
 namespace kvtier {
 namespace {
 
-constexpr uint64_t kPageBytes = 4096;
+constexpr uint64_t kIndexPageBytes = 4096;
 
 // A frame's part of the index: its header, then an entry for each page of the frame, which is as
 // many slots as it can be carved into.
 uint64_t FrameStride(uint64_t segment_bytes) {
   const uint64_t bytes =
       sizeof(SlotIndexFrame) + segment_bytes / kSlotAlignBytes * sizeof(SlotIndexEntry);
-  return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+  return (bytes + kIndexPageBytes - 1) / kIndexPageBytes * kIndexPageBytes;
 }
 
 uint64_t IndexBytes(uint64_t segment_bytes, uint32_t frame_count) {
-  return kPageBytes + frame_count * FrameStride(segment_bytes);
+  return kIndexPageBytes + frame_count * FrameStride(segment_bytes);
 }
 
 std::byte* FrameAt(std::span<std::byte> memory, uint64_t segment_bytes, uint32_t frame_idx) {
-  return memory.data() + kPageBytes + frame_idx * FrameStride(segment_bytes);
+  return memory.data() + kIndexPageBytes + frame_idx * FrameStride(segment_bytes);
 }
 
 SlotIndexEntry* EntryAt(std::byte* frame, uint64_t slot_idx) {

@@ -12,17 +12,17 @@
 namespace kvtier::ctl::eval {
 namespace {
 
-constexpr uint64_t kSeed = 7;
+constexpr uint64_t kMatrixSeed = 7;
 
 Matrix RandomMatrix(size_t rows, size_t cols, uint64_t stream) {
-  Random random(kSeed, stream);
+  Random random(kMatrixSeed, stream);
   Matrix matrix(rows, cols);
   for (double& value : matrix.values()) value = random.Normal();
   return matrix;
 }
 
 TEST(AttentionTest, IsTheTextbookSum) {
-  RecordProperty("seed", static_cast<int>(kSeed));
+  RecordProperty("seed", static_cast<int>(kMatrixSeed));
   // Counts on both sides of the lanes that the loops unroll.
   for (const size_t query_count : {1U, 7U, 8U, 9U}) {
     for (const size_t token_count : {1U, 4U, 5U, 11U}) {

@@ -15,13 +15,13 @@
 namespace kvtier::ctl::eval {
 namespace {
 
-constexpr uint64_t kSeed = 1;
+constexpr uint64_t kFirstSeed = 1;
 constexpr uint64_t kSeedCount = 2;
 
 std::map<std::string, Errors> Measure(Family family, const std::string& methods,
                                       const SyntheticShape& shape) {
   Evaluation evaluation(*ParseMethods(methods));
-  for (uint64_t seed = kSeed; seed < kSeed + kSeedCount; ++seed) {
+  for (uint64_t seed = kFirstSeed; seed < kFirstSeed + kSeedCount; ++seed) {
     Layer layer;
     layer.heads.push_back(MakeSynthetic(family, shape, seed));
     EXPECT_TRUE(evaluation.Add(layer).ok());
@@ -36,7 +36,7 @@ std::map<std::string, Errors> Measure(Family family, const std::string& methods,
 
 class RankingTest : public testing::TestWithParam<Family> {
  protected:
-  RankingTest() { RecordProperty("seed", static_cast<int>(kSeed)); }
+  RankingTest() { RecordProperty("seed", static_cast<int>(kFirstSeed)); }
 
   bool HasOutlierChannels() const {
     return GetParam() == Family::kOutZm || GetParam() == Family::kOutBias ||
@@ -156,7 +156,8 @@ TEST(EvaluateTest, BytesCountTheMetadata) {
 }
 
 TEST(EvaluateTest, WindowKeepsTheLastTokens) {
-  const Head head = MakeSynthetic(Family::kGauss, {.token_count = 300, .query_count = 1}, kSeed);
+  const Head head =
+      MakeSynthetic(Family::kGauss, {.token_count = 300, .query_count = 1}, kFirstSeed);
   const Matrix k = RoundToBf16(head.k);
   const Matrix v = RoundToBf16(head.v);
   const auto stored = Apply(ParseMethods("int2_kivi_window")->front(), k, v, {});
@@ -180,7 +181,7 @@ TEST(EvaluateTest, OutputErrorsAreThoseOfTheSideThatIsStored) {
   for (const bool exact_k : {true, false}) {
     SCOPED_TRACE(exact_k);
     Layer layer;
-    layer.heads.push_back(MakeSynthetic(Family::kGauss, {.token_count = 64}, kSeed));
+    layer.heads.push_back(MakeSynthetic(Family::kGauss, {.token_count = 64}, kFirstSeed));
     round(exact_k ? &layer.heads[0].k : &layer.heads[0].v);
     Evaluation evaluation(*ParseMethods("fp8_unit"));
     ASSERT_TRUE(evaluation.Add(layer).ok());

@@ -14,12 +14,12 @@
 namespace kvtier::ctl::eval {
 namespace {
 
-constexpr uint64_t kSeed = 2;
+constexpr uint64_t kHeadSeed = 2;
 
 Head MakeHead(uint32_t token_count, uint32_t head_dim) {
-  Head head =
-      MakeSynthetic(Family::kOutBias,
-                    {.token_count = token_count, .head_dim = head_dim, .query_count = 17}, kSeed);
+  Head head = MakeSynthetic(Family::kOutBias,
+                            {.token_count = token_count, .head_dim = head_dim, .query_count = 17},
+                            kHeadSeed);
   head.k = RoundToBf16(head.k);
   head.v = RoundToBf16(head.v);
   return head;

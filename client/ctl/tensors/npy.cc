@@ -19,8 +19,7 @@ constexpr std::string_view kMagic = "\x93NUMPY";
 constexpr size_t kVersionOffset = 6;
 constexpr size_t kLengthOffset = 8;
 // NumPy itself refuses to read more than 10,000.
-constexpr size_t kHeaderBytesMax = 65'536;
-constexpr size_t kRankMax = 64;
+constexpr size_t kNpyHeaderBytesMax = 65'536;
 
 struct Descr {
   std::string_view text;
@@ -108,7 +107,7 @@ class HeaderParser {
       uint64_t dim = 0;
       const char* end = text_.data() + text_.size();
       const auto [next, error] = std::from_chars(text_.data(), end, dim);
-      if (error != std::errc() || out->size() == kRankMax) return false;
+      if (error != std::errc() || out->size() == kTensorRankMax) return false;
       text_.remove_prefix(static_cast<size_t>(next - text_.data()));
       out->push_back(dim);
       if (!Take(',')) {
@@ -153,7 +152,7 @@ absl::Status Split(const MappedFile& file, std::string_view* header,
   if (text.size() < start) return DataLoss("%s: the .npy header is cut short", file.path());
   uint32_t header_bytes = 0;
   std::memcpy(&header_bytes, bytes.data() + kLengthOffset, length_bytes);
-  if (header_bytes > kHeaderBytesMax) {
+  if (header_bytes > kNpyHeaderBytesMax) {
     return DataLoss("%s: a .npy header of %d bytes", file.path(), header_bytes);
   }
   if (text.size() - start < header_bytes) {

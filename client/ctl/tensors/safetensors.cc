@@ -17,8 +17,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr uint64_t kHeaderBytesMax = 100'000'000;  // That of the reference implementation.
-constexpr size_t kRankMax = 64;
+constexpr uint64_t kJsonBytesMax = 100'000'000;  // That of the reference implementation.
 
 struct Entry {
   std::string type_name;
@@ -64,7 +63,7 @@ class HeaderHandler final : public nlohmann::json_sax<Json> {
   bool number_unsigned(number_unsigned_t value) override {
     if (state_ != State::kShape && state_ != State::kOffsets) return Unexpected("number");
     std::vector<uint64_t>* list = state_ == State::kShape ? &entry_->shape : &entry_->offsets;
-    if (list->size() == kRankMax) return Fail("too many dimensions");
+    if (list->size() == kTensorRankMax) return Fail("too many dimensions");
     list->push_back(value);
     return true;
   }
@@ -184,7 +183,7 @@ absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
   uint64_t header_bytes = 0;
   if (bytes.size() < sizeof(header_bytes)) return DataLoss("%s: not a safetensors file", path);
   std::memcpy(&header_bytes, bytes.data(), sizeof(header_bytes));
-  if (header_bytes > kHeaderBytesMax || header_bytes > bytes.size() - sizeof(header_bytes)) {
+  if (header_bytes > kJsonBytesMax || header_bytes > bytes.size() - sizeof(header_bytes)) {
     return DataLoss("%s: not a safetensors file, or cut short: a header of %d bytes in %d", path,
                     header_bytes, bytes.size());
   }

@@ -16,6 +16,9 @@
 
 namespace kvtier::ctl {
 
+// A file with a tensor of more dimensions is refused.
+inline constexpr size_t kTensorRankMax = 64;
+
 enum class TensorType : uint8_t {
   kBf16,
   kFp16,

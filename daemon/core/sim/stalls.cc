@@ -15,7 +15,7 @@ namespace kvtier::core {
 namespace {
 
 // No call of the simulated engine gives up before this.
-constexpr TimeMs kCallTimeoutMs = 600'000;
+constexpr TimeMs kStallTimeoutMs = 600'000;
 constexpr size_t kCommitBatch = 128;
 
 class StallSim {
@@ -86,7 +86,7 @@ class StallSim {
     store_.Settle();
     while (!done) {
       const double signal_ms = NextSignalMs();
-      const double until = std::min(signal_ms, store_.now() + kCallTimeoutMs);
+      const double until = std::min(signal_ms, store_.now() + kStallTimeoutMs);
       if (store_.Await(done, static_cast<TimeMs>(until) + 1)) break;
       if (signal_ms <= store_.now()) GiveSignal();
     }
@@ -97,7 +97,7 @@ class StallSim {
     if (keys.empty()) return acquired;
     bool done = false;
     core().Acquire(
-        store_.session(), store_.ns(), keys, store_.now_ms() + kCallTimeoutMs, store_.now_ms(),
+        store_.session(), store_.ns(), keys, store_.now_ms() + kStallTimeoutMs, store_.now_ms(),
         [&](absl::StatusOr<AcquireResult> result) {
           done = true;
           if (result.ok()) acquired = *std::move(result);
@@ -123,7 +123,7 @@ class StallSim {
       bool done = false;
       core().Reserve(
           store_.session(), store_.ns(), parent, batch, TierId::kHbm,
-          store_.now_ms() + kCallTimeoutMs, store_.now_ms(),
+          store_.now_ms() + kStallTimeoutMs, store_.now_ms(),
           [&](absl::StatusOr<std::vector<PlacedBlock>> blocks) {
             done = true;
             for (size_t i = 0; blocks.ok() && i < batch.size(); ++i) {
@@ -164,7 +164,7 @@ class StallSim {
           1, static_cast<uint64_t>((returns_at - store_.now()) * (1 + error(random_))));
     }
     core().PauseContext(
-        store_.session(), store_.ns(), name, expectation, store_.now_ms() + kCallTimeoutMs,
+        store_.session(), store_.ns(), name, expectation, store_.now_ms() + kStallTimeoutMs,
         store_.now_ms(), [](const auto&) {}, store_.effects());
     store_.Settle();  // nobody waits for it
   }

@@ -15,10 +15,6 @@ constexpr uint32_t kSectorBytes = 32;
 // A lane can run this far ahead of the others at one place before its requests are counted alone.
 constexpr size_t kPendingMax = 4096;
 
-bool IsShared(AccessKind kind) {
-  return kind == AccessKind::kSharedRead || kind == AccessKind::kSharedWrite;
-}
-
 }  // namespace
 
 Wavefronts CountWavefronts(const std::array<uint64_t, kWarpLanes>& addresses, uint32_t mask,

@@ -6,10 +6,6 @@
 namespace kvtier::kernels::cuda::emu {
 namespace {
 
-bool IsShared(AccessKind kind) {
-  return kind == AccessKind::kSharedRead || kind == AccessKind::kSharedWrite;
-}
-
 const char* NameOf(AccessKind kind) {
   switch (kind) {
     case AccessKind::kGlobalRead:

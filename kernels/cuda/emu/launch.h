@@ -114,6 +114,10 @@ struct Finding {
 
 enum class AccessKind : uint8_t { kGlobalRead, kGlobalWrite, kSharedRead, kSharedWrite };
 
+inline bool IsShared(AccessKind kind) {
+  return kind == AccessKind::kSharedRead || kind == AccessKind::kSharedWrite;
+}
+
 // What the warps did at one place of the source. Units: requests are warp instructions.
 struct SiteCounters {
   AccessKind kind = AccessKind::kGlobalRead;
