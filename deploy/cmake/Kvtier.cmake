@@ -49,7 +49,7 @@ function(_kvtier_link_program target)
   target_link_libraries(${target} PRIVATE kvtier_options kvtier_warnings kvtier_sanitizers ${ARGN})
   if(TARGET kvtier_tsan)
     target_link_libraries(${target} PRIVATE kvtier_tsan)
-    set_target_properties(${target} PROPERTIES ENABLE_EXPORTS ON)
+    set_target_properties(${target} PROPERTIES ENABLE_EXPORTS ON DEFINE_SYMBOL "")
   endif()
 endfunction()
 
@@ -117,15 +117,16 @@ function(kvtier_add_script_test name)
 endfunction()
 
 # kvtier_add_test(name SOURCES ... [LIBS libs...] [LABELS labels...] [TIMEOUT seconds]
-#                 [ARGS args...] [DEPENDS targets...] [SINGLE_THREADED] [UNSANITIZED])
+#                 [ARGS args...] [DEPENDS targets...] [OPTIMIZED] [SINGLE_THREADED]
+#                 [UNSANITIZED])
 # Default label: unit; default timeout: 60 s (sanitizer builds get five times as long). Tests with
 # long timeouts start first. ARGS may hold generator expressions such as $<TARGET_FILE:kvtierd>;
-# name that target in DEPENDS. SINGLE_THREADED says that nothing in the test has a second thread:
-# it is neither built nor run for ThreadSanitizer. UNSANITIZED: for no sanitizer. Then there is no
-# such target: ask if(TARGET name). A test may link any layer. Without KVTIER_TESTS this does
-# nothing.
+# name that target in DEPENDS. OPTIMIZED: what the test itself computes takes long, so that it is
+# not compiled with KVTIER_TEST_FLAGS. SINGLE_THREADED: nothing in the test has a second thread; it
+# is neither built nor run for ThreadSanitizer. UNSANITIZED: for no sanitizer. Then there is no such
+# target: ask if(TARGET name). A test may link any layer. Without KVTIER_TESTS this does nothing.
 function(kvtier_add_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "SINGLE_THREADED;UNSANITIZED" "TIMEOUT"
+  cmake_parse_arguments(PARSE_ARGV 1 arg "OPTIMIZED;SINGLE_THREADED;UNSANITIZED" "TIMEOUT"
                         "SOURCES;LIBS;LABELS;ARGS;DEPENDS")
   _kvtier_reject_unparsed(kvtier_add_test)
   if(NOT KVTIER_TESTS)
@@ -138,6 +139,15 @@ function(kvtier_add_test name)
   add_executable(${name} ${arg_SOURCES})
   _kvtier_link_program(${name} ${arg_LIBS} GTest::gtest_main GTest::gmock)
   kvtier_set_layer(${name} tests)
+  if(NOT arg_OPTIMIZED)
+    target_compile_options(${name} PRIVATE ${KVTIER_TEST_FLAGS})
+    # The headers are C++: CMake 3.25 cannot pass over a source in C.
+    if(TARGET kvtier_test_headers AND NOT "${arg_SOURCES}" MATCHES "\\.c(;|$)")
+      target_precompile_headers(${name} REUSE_FROM kvtier_test_headers)
+      # For ccache.
+      target_compile_options(${name} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)
+    endif()
+  endif()
   if(arg_DEPENDS)
     add_dependencies(${name} ${arg_DEPENDS})
   endif()
@@ -150,6 +160,23 @@ function(kvtier_add_test name)
   kvtier_add_script_test(${name} COMMAND $<TARGET_FILE:${name}> ${arg_ARGS}
                          LABELS ${arg_LABELS} TIMEOUT ${arg_TIMEOUT})
 endfunction()
+
+# With CMAKE_UNITY_BUILD: the headers of GoogleTest and of nearly every test, compiled once. A test
+# of one source gains nothing from a unity build.
+if(KVTIER_TESTS AND CMAKE_UNITY_BUILD)
+  set(main "${PROJECT_BINARY_DIR}/test_headers.cc")
+  file(GENERATE OUTPUT "${main}" CONTENT "int main() {}\n")
+  # An executable like the tests: a library would have other flags.
+  add_executable(kvtier_test_headers EXCLUDE_FROM_ALL "${main}")
+  _kvtier_link_program(kvtier_test_headers GTest::gtest)
+  target_compile_options(kvtier_test_headers PRIVATE ${KVTIER_TEST_FLAGS})
+  target_precompile_headers(kvtier_test_headers PRIVATE
+    <algorithm> <array> <atomic> <chrono> <cstdint> <cstring> <filesystem> <functional> <map>
+    <memory> <mutex> <optional> <random> <set> <span> <string> <string_view> <thread>
+    <unordered_map> <vector> <gtest/gtest.h> <absl/container/flat_hash_map.h>
+    <absl/status/status.h> <absl/status/statusor.h> <absl/strings/str_cat.h>
+    <absl/strings/str_format.h> <absl/synchronization/mutex.h> <absl/time/time.h>)
+endif()
 
 # Prints the tests that this build leaves out; call after the last add_subdirectory.
 function(kvtier_report_left_out)
@@ -186,6 +213,8 @@ function(kvtier_add_proto_library name)
       DEPENDS ${protos} protobuf::protoc gRPC::grpc_cpp_plugin
       COMMENT "Generating C++ from ${proto}"
       VERBATIM)
+    # Messages of two files have the same static names.
+    set_source_files_properties("${stem}.pb.cc" PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
     list(APPEND generated ${outputs})
   endforeach()
   add_library(kvtier_${name} STATIC ${generated})

@@ -10,9 +10,16 @@ find_program(KVTIER_CCACHE ccache)
 mark_as_advanced(KVTIER_CCACHE)
 foreach(lang IN ITEMS C CXX CUDA)
   if(KVTIER_CCACHE AND NOT CMAKE_${lang}_COMPILER_LAUNCHER)
-    set(CMAKE_${lang}_COMPILER_LAUNCHER "${KVTIER_CCACHE}")
+    # Without this sloppiness ccache passes over every source with a precompiled header.
+    set(CMAKE_${lang}_COMPILER_LAUNCHER
+        "${CMAKE_COMMAND}" -E env CCACHE_SLOPPINESS=pch_defines,time_macros "${KVTIER_CCACHE}")
   endif()
 endforeach()
+
+# With CMAKE_UNITY_BUILD, which most presets set, this many sources of a target are compiled as one:
+# most of a source's time goes into headers that its neighbours include, too. Each source must still
+# compile alone: the debug and tidy presets compile them so.
+set(CMAKE_UNITY_BUILD_BATCH_SIZE 12)
 
 # The first linker that links a program with threads wins; a broken one is passed over.
 foreach(linker IN ITEMS mold lld)
@@ -28,7 +35,7 @@ endforeach()
 
 add_library(kvtier_options INTERFACE)
 target_compile_features(kvtier_options INTERFACE cxx_std_20)
-target_compile_options(kvtier_options INTERFACE -fno-omit-frame-pointer)
+target_compile_options(kvtier_options INTERFACE -fno-omit-frame-pointer -pthread)
 target_include_directories(kvtier_options INTERFACE "${PROJECT_SOURCE_DIR}")
 set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 
