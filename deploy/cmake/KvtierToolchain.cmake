@@ -55,6 +55,14 @@ elseif(NOT KVTIER_SANITIZE STREQUAL "")
   message(FATAL_ERROR "KVTIER_SANITIZE=\"${KVTIER_SANITIZE}\": use \"\", \"address,undefined\" "
                       "or \"thread\"")
 endif()
+if(KVTIER_FUZZ)
+  if(NOT CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+    message(FATAL_ERROR "KVTIER_FUZZ=ON needs clang (the preset fuzz), not "
+                        "${CMAKE_CXX_COMPILER_ID}")
+  endif()
+  # Counts edges; main is another's (kvtier_add_fuzzer).
+  list(APPEND sanitize_flags -fsanitize=fuzzer-no-link)
+endif()
 if(sanitize_flags)
   target_compile_options(kvtier_sanitizers INTERFACE ${sanitize_flags})
   target_link_options(kvtier_sanitizers INTERFACE ${sanitize_flags})

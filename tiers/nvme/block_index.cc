@@ -20,8 +20,6 @@
 namespace kvtier::nvme {
 namespace {
 
-constexpr uint32_t kIndexValueVersion = 1;
-constexpr size_t kKeyBytes = 2 * Digest::kBytes;
 constexpr size_t kBlocks = 1;
 constexpr size_t kMeta = 2;
 constexpr char kFormatVersionKey[] = "format_version";
@@ -30,58 +28,12 @@ constexpr char kSegmentBytesKey[] = "segment_bytes";
 constexpr char kSpentDayKey[] = "written_day";
 constexpr char kSpentBytesKey[] = "written_bytes";
 
-std::string KeyOf(const NamespaceHash& namespace_hash, const Key& key) {
-  std::string bytes(namespace_hash.AsBytes());
-  bytes += key.AsBytes();
-  return bytes;
-}
-
 rocksdb::Slice ValueOf(const RawIndexValue& raw) {
   return {reinterpret_cast<const char*>(&raw), sizeof(raw)};
 }
 
 rocksdb::Slice NumberOf(const uint64_t& number) {
   return {reinterpret_cast<const char*>(&number), sizeof(number)};
-}
-
-RawIndexValue EncodeEntry(const IndexEntry& entry) {
-  return {.version = kIndexValueVersion,
-          .segment_idx = entry.at.segment_idx,
-          .offset_bytes = entry.at.offset_bytes,
-          .generation = entry.at.generation,
-          .payload_bytes = entry.meta.payload_bytes,
-          .payload_crc32c = entry.meta.crc32c,
-          .depth = entry.meta.depth,
-          .reserved = 0,
-          .parent = entry.meta.parent,
-          .layout = entry.meta.layout};
-}
-
-std::optional<RawIndexValue> DecodeValue(const rocksdb::Slice& value) {
-  RawIndexValue raw;
-  if (value.size() != sizeof(raw)) return std::nullopt;
-  std::memcpy(&raw, value.data(), sizeof(raw));
-  if (raw.version != kIndexValueVersion) return std::nullopt;
-  return raw;
-}
-
-std::optional<IndexEntry> DecodeEntry(const rocksdb::Slice& key, const rocksdb::Slice& value) {
-  const std::optional<RawIndexValue> raw = DecodeValue(value);
-  if (!raw || key.size() != kKeyBytes) return std::nullopt;
-  IndexEntry entry{.meta = {.namespace_hash = {},
-                            .key = {},
-                            .parent = raw->parent,
-                            .layout = raw->layout,
-                            .depth = raw->depth,
-                            .payload_bytes = raw->payload_bytes,
-                            .crc32c = raw->payload_crc32c},
-                   .at = {.segment_idx = raw->segment_idx,
-                          .offset_bytes = raw->offset_bytes,
-                          .generation = raw->generation,
-                          .nonce = 0}};
-  std::memcpy(entry.meta.namespace_hash.bytes.data(), key.data(), Digest::kBytes);
-  std::memcpy(entry.meta.key.bytes.data(), key.data() + Digest::kBytes, Digest::kBytes);
-  return entry;
 }
 
 rocksdb::WriteOptions Synced() {
@@ -211,7 +163,7 @@ absl::Status BlockIndex::ForEach(const std::function<void(const IndexEntry&)>& v
   options.fill_cache = false;
   std::unique_ptr<rocksdb::Iterator> it(db_->NewIterator(options, handles_[kBlocks]));
   for (it->SeekToFirst(); it->Valid(); it->Next()) {
-    if (const auto entry = DecodeEntry(it->key(), it->value())) {
+    if (const auto entry = DecodeIndexEntry(it->key().ToStringView(), it->value().ToStringView())) {
       visit(*entry);
     } else {
       ++bad_count;
@@ -226,21 +178,21 @@ absl::Status BlockIndex::Apply(std::span<const IndexEntry> puts,
   rocksdb::WriteBatch batch;
   absl::flat_hash_set<std::string> put_keys;
   for (const IndexEntry& entry : puts) {
-    std::string key = KeyOf(entry.meta.namespace_hash, entry.meta.key);
-    const RawIndexValue raw = EncodeEntry(entry);
+    std::string key = EncodeIndexKey(entry.meta.namespace_hash, entry.meta.key);
+    const RawIndexValue raw = EncodeIndexValue(entry);
     KVT_RETURN_IF_ERROR(
         StatusOfRocksDb(batch.Put(handles_[kBlocks], key, ValueOf(raw)), "put an index entry"));
     put_keys.insert(std::move(key));
   }
   for (const IndexRemoval& removal : removals) {
-    const std::string key = KeyOf(removal.namespace_hash, removal.key);
+    const std::string key = EncodeIndexKey(removal.namespace_hash, removal.key);
     // The block was written again since: its entry is another replica's now.
     if (put_keys.contains(key)) continue;
     std::string value;
     const rocksdb::Status got = db_->Get(rocksdb::ReadOptions(), handles_[kBlocks], key, &value);
     if (got.IsNotFound()) continue;
     KVT_RETURN_IF_ERROR(StatusOfRocksDb(got, "read an index entry"));
-    const std::optional<RawIndexValue> raw = DecodeValue(value);
+    const std::optional<RawIndexValue> raw = DecodeIndexValue(value);
     if (raw && raw->generation != removal.generation) continue;
     KVT_RETURN_IF_ERROR(
         StatusOfRocksDb(batch.Delete(handles_[kBlocks], key), "delete an index entry"));

@@ -7,12 +7,11 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <type_traits>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "tiers/nvme/segment_table.h"
+#include "tiers/nvme/index_entry.h"
 #include "tiers/nvme/write_budget.h"
 #include "tiers/tier.h"
 
@@ -25,44 +24,12 @@ class Status;
 
 namespace kvtier::nvme {
 
-// Where the payload of a block lies and what it is.
-struct IndexEntry {
-  BlockMeta meta;
-  Location at;  // nonce is not stored
-};
-
 // Takes the entry of a key away if it still names this generation.
 struct IndexRemoval {
   NamespaceHash namespace_hash;
   Key key;
   uint64_t generation = 0;
 };
-
-// Value in column family "blocks"; its key is namespace_hash followed by key (64 bytes).
-//   offset  size  field
-//        0     4  version, 1
-//        4     4  segment_idx
-//        8     8  offset_bytes
-//       16     8  generation
-//       24     4  payload_bytes
-//       28     4  CRC-32C of the payload
-//       32     4  depth
-//       36     4  reserved, 0
-//       40    32  parent
-//       72    32  layout fingerprint
-struct RawIndexValue {
-  uint32_t version;
-  uint32_t segment_idx;
-  uint64_t offset_bytes;
-  uint64_t generation;
-  uint32_t payload_bytes;
-  uint32_t payload_crc32c;
-  uint32_t depth;
-  uint32_t reserved;
-  Key parent;
-  LayoutFingerprint layout;
-};
-static_assert(sizeof(RawIndexValue) == 104 && std::is_trivially_copyable_v<RawIndexValue>);
 
 // The durable map from blocks to places: RocksDB, small values only.
 // Owns the database. Thread-safe; every call blocks on I/O.
