@@ -2,11 +2,16 @@
 #include "tiers/nvme/block_index.h"
 
 #include <rocksdb/db.h>
+#include <rocksdb/env.h>
 #include <rocksdb/filter_policy.h>
 #include <rocksdb/options.h>
 #include <rocksdb/table.h>
 #include <rocksdb/write_batch.h>
+#include <spdlog/spdlog.h>
 
+#include <array>
+#include <cstdarg>
+#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <system_error>
@@ -34,6 +39,47 @@ rocksdb::Slice ValueOf(const RawIndexValue& raw) {
 
 rocksdb::Slice NumberOf(const uint64_t& number) {
   return {reinterpret_cast<const char*>(&number), sizeof(number)};
+}
+
+// What RocksDB has to tell goes to the daemon's log, and to no file of its own: Debian's RocksDB
+// ends the process when it writes to its LOG again after a full disk has refused a line.
+class Messages final : public rocksdb::Logger {
+ public:
+  Messages() : Logger(rocksdb::WARN_LEVEL) {}
+
+  using rocksdb::Logger::Logv;
+  void Logv(const char* format, va_list arguments) override {
+    std::array<char, 512> text;
+    std::vsnprintf(text.data(), text.size(), format, arguments);
+    spdlog::debug("nvme: the index: {}", text.data());
+  }
+  // All options, at every start.
+  void LogHeader(const char*, va_list) override {}
+};
+
+// DATA_LOSS: RocksDB could not use what is there in place of its files, or would wait for it.
+absl::Status CheckFolder(const std::string& path) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  const fs::file_status folder = fs::symlink_status(path, error);
+  if (!fs::exists(folder)) return absl::OkStatus();
+  if (!fs::is_directory(folder)) return DataLoss("%s is no folder", path);
+  bool is_empty = true;
+  bool has_current = false;
+  fs::directory_iterator it(path, error);
+  for (; !error && it != fs::directory_iterator(); it.increment(error)) {
+    const std::string name = it->path().filename().string();
+    if (name == "lost+found") continue;
+    if (!fs::is_regular_file(it->symlink_status(error))) {
+      return DataLoss("%s is no regular file", it->path().string());
+    }
+    is_empty = false;
+    has_current = has_current || name == "CURRENT";
+  }
+  if (error) return ErrnoStatus(error.value(), "list " + path);
+  // RocksDB would start over beside the files of the old database.
+  if (!is_empty && !has_current) return DataLoss("%s: CURRENT is missing", path);
+  return absl::OkStatus();
 }
 
 rocksdb::WriteOptions Synced() {
@@ -71,13 +117,7 @@ absl::StatusOr<std::unique_ptr<BlockIndex>> BlockIndex::Open(const Options& opti
 }
 
 absl::Status BlockIndex::OpenDatabase(const Options& options) {
-  std::error_code error;
-  const std::filesystem::path current = std::filesystem::path(options.path) / "CURRENT";
-  // Without CURRENT, RocksDB would start over beside the files of the old database.
-  if (!std::filesystem::exists(current, error) && std::filesystem::exists(options.path, error) &&
-      !std::filesystem::is_empty(options.path, error)) {
-    return DataLoss("%s: CURRENT is missing", options.path);
-  }
+  KVT_RETURN_IF_ERROR(CheckFolder(options.path));
   rocksdb::Options db_options;
   if (options.env != nullptr) db_options.env = options.env;
   db_options.create_if_missing = true;
@@ -100,10 +140,8 @@ absl::Status BlockIndex::OpenDatabase(const Options& options) {
   db_options.wal_recovery_mode = logs == LogState::kTorn
                                      ? rocksdb::WALRecoveryMode::kPointInTimeRecovery
                                      : rocksdb::WALRecoveryMode::kAbsoluteConsistency;
-  db_options.keep_log_file_num = 2;
-  db_options.max_log_file_size = 256 << 10;
   db_options.max_manifest_file_size = 1 << 20;
-  db_options.info_log_level = rocksdb::WARN_LEVEL;
+  db_options.info_log = std::make_shared<Messages>();
   rocksdb::BlockBasedTableOptions table;
   table.filter_policy.reset(rocksdb::NewBloomFilterPolicy(10));
   db_options.table_factory.reset(rocksdb::NewBlockBasedTableFactory(table));

@@ -5,6 +5,7 @@
 // other bytes, never a crash.
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -246,6 +247,25 @@ class NvmeDamagedIndexFileTest : public NvmeDamageTest {
   int rebuilt_count_ = 0;
   size_t lost_count_ = 0;
 };
+
+// RocksDB would wait for a pipe for ever, and has no way out of a folder.
+TEST_F(NvmeDamagedIndexFileTest, IsMadeAnewWhenSomethingElseIsInTheFilesPlace) {
+  for (const std::string& name : names_) {
+    for (const fs::file_type type :
+         {fs::file_type::fifo, fs::file_type::directory, fs::file_type::symlink}) {
+      fs::remove_all(options_.dir);
+      fs::copy(whole_, options_.dir, fs::copy_options::recursive);
+      const std::string path = options_.dir + "/index/" + name;
+      fs::remove(path);
+      if (type == fs::file_type::fifo) ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
+      if (type == fs::file_type::directory) fs::create_directory(path);
+      if (type == fs::file_type::symlink) fs::create_symlink(name, path);
+      auto tier = NvmeTier::Create(options_);
+      ASSERT_TRUE(tier.ok()) << name << ": " << tier.status();
+      EXPECT_TRUE((*tier)->Stats().is_rebuilt) << name;
+    }
+  }
+}
 
 TEST_F(NvmeDamagedIndexFileTest, IsAMissOrMadeAnewWhateverHappensToAFile) {
   std::set<std::string> kinds;

@@ -17,6 +17,7 @@
 
 #include "absl/synchronization/blocking_counter.h"
 #include "absl/synchronization/notification.h"
+#include "tiers/nvme/failing_storage.h"
 #include "tiers/nvme/nvme_test_util.h"
 
 namespace kvtier {
@@ -192,6 +193,65 @@ TEST_F(NvmeFaultTest, SurvivesRandomFaults) {
     }
     ASSERT_LE(DiskBytes(), options_.capacity_bytes + kTestSegmentBytes);
   }
+}
+
+// The index finds the disk full at each of its writes in turn.
+class NvmeFullIndexTest : public NvmeTierTest {
+ protected:
+  NvmeFullIndexTest() { options_.storage = &storage_; }
+  ~NvmeFullIndexTest() override { Close(); }
+
+  nvme::FailingStorage storage_;
+};
+
+TEST_F(NvmeFullIndexTest, AStartOnAFullDiskFailsOrServesAndTheNextOneFindsAll) {
+  Open();
+  PutMany(20, 5000);
+  bool has_failed = true;
+  for (uint64_t write_count = 0; has_failed; ++write_count) {
+    SCOPED_TRACE(write_count);
+    Close();
+    storage_.FillUpAfter(write_count);
+    auto opened = NvmeTier::Create(options_);
+    if (opened.ok()) {
+      const absl::Status recovered = (*opened)->Recover([](const BlockMeta&, ReplicaId) {});
+      ASSERT_TRUE(recovered.ok() || absl::IsUnavailable(recovered)) << recovered;
+      opened->reset();
+    } else {
+      ASSERT_EQ(opened.status().code(), absl::StatusCode::kUnavailable) << opened.status();
+    }
+    has_failed = storage_.has_failed();
+    storage_.MakeRoom();
+    Open();
+    ASSERT_EQ(unexpected_count_, 0);
+    ASSERT_FALSE(tier_->Stats().is_rebuilt);
+    ASSERT_TRUE(Put(3000).ok());
+  }
+  ExpectAllReadable();
+}
+
+TEST_F(NvmeFullIndexTest, ARunningTierDegradesAndHeals) {
+  Open();
+  for (uint64_t write_count = 0; write_count < 40; ++write_count) {
+    SCOPED_TRACE(write_count);
+    storage_.FillUpAfter(write_count);
+    absl::Status status;
+    while ((status = Put(2000)).ok()) {
+      if (held_.size() > 20) FreeHeld(held_.begin()->first);
+    }
+    ASSERT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+    AwaitDegraded(true);
+    if (write_count % 2 == 0) {
+      // A stop, and a start after which there is room.
+      Close();
+      storage_.MakeRoom();
+      // What was freed while it was degraded may come back.
+      Open(/*is_exact=*/false);
+    }
+    storage_.MakeRoom();
+    AwaitDegraded(false);
+  }
+  ExpectAllReadable();
 }
 
 // A real full disk: a tmpfs smaller than the capacity.

@@ -15,7 +15,7 @@ class DiskBook;
 class RecordingFileSystem;
 
 // Does what Plain() does, and keeps book of it in a DiskState: names and transfers of the tier, and
-// every file of RocksDB but its LOG. Everything happens below one root. Thread-safe.
+// every file of RocksDB. Everything happens below one root. Thread-safe.
 class RecordingStorage final : public Storage {
  public:
   // `at_sync` is called under mutex() right before and right after each sync that ends: the moments
