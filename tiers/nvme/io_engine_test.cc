@@ -3,9 +3,16 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
+#include <cstddef>
+#include <cstdint>
 #include <string>
 #include <thread>
 
@@ -129,6 +136,28 @@ TEST_P(IoEngineTest, WakeEndsWait) {
     std::jthread waker([&engine] { engine->Wake(); });
     EXPECT_TRUE(engine->Wait(60000).empty());
   }
+}
+
+// Of the calling thread.
+void RefuseSystemCall(uint32_t number) {
+  std::array<sock_filter, 4> filter = {{
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, number, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  }};
+  const sock_fprog program{.len = filter.size(), .filter = filter.data()};
+  ASSERT_EQ(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+  ASSERT_EQ(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program), 0);
+}
+
+TEST(UringEngineTest, IsRefusedWhereItCouldBeMadeButNotUsed) {
+  absl::Status status;
+  std::thread([&] {
+    RefuseSystemCall(SYS_io_uring_enter);
+    status = MakeUringEngine({}).status();
+  }).join();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
 }
 
 INSTANTIATE_TEST_SUITE_P(Engines, IoEngineTest, testing::Values(&MakeUringEngine, &MakePreadEngine),

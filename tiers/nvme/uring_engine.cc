@@ -67,6 +67,7 @@ class UringEngine final : public IoEngine {
 
   absl::Status Init() {
     KVT_RETURN_IF_ERROR(InitRing());
+    KVT_RETURN_IF_ERROR(TryRing());
     wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (wake_fd_ < 0) return Unavailable("eventfd: %s", std::strerror(errno));
     int error = -options_.registration_error;
@@ -244,6 +245,21 @@ class UringEngine final : public IoEngine {
     completed.push_back(
         {.op = std::move(split.op), .result = split.error < 0 ? split.error : split.moved_bytes});
     --pending_count_;
+  }
+
+  // A filter of system calls may let the ring be made and refuse its use: nothing would ever end.
+  absl::Status TryRing() {
+    io_uring_prep_nop(NextSqe());
+    io_uring_cqe* cqe = nullptr;
+    int result = io_uring_submit(&ring_);
+    if (result >= 0) {
+      do {
+        result = io_uring_wait_cqe(&ring_, &cqe);
+      } while (result == -EINTR);
+    }
+    if (result < 0) return Unavailable("io_uring_enter: %s", std::strerror(-result));
+    io_uring_cqe_seen(&ring_, cqe);
+    return absl::OkStatus();
   }
 
   io_uring_sqe* NextSqe() {
