@@ -74,8 +74,10 @@ std::string StatusText(const v1::GetStatusResponse& status) {
   std::string tiers;
   for (const v1::TierHealth& health : status.tier_healths()) {
     degraded = degraded || health.degraded();
-    tiers += absl::StrFormat("  %-9s %s\n", TierText(health.tier()),
-                             health.degraded() ? "DEGRADED: " + health.reason() : "ok");
+    std::string state = health.degraded() ? "DEGRADED: " : "ok";
+    // Some of its directories are of no use, others are.
+    if (!health.degraded() && !health.reason().empty()) state += ", without ";
+    tiers += absl::StrFormat("  %-9s %s\n", TierText(health.tier()), state + health.reason());
   }
   const char* state = status.draining() ? "draining" : degraded ? "degraded" : "serving";
   return absl::StrFormat(

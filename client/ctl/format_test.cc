@@ -92,6 +92,16 @@ TEST(FormatTest, StatusText) {
             "  nvme      DEGRADED: no space left on device\n");
 }
 
+TEST(FormatTest, StatusTextNamesADirectoryThatIsOfNoUse) {
+  v1::GetStatusResponse status = Status();
+  status.mutable_tier_healths(1)->set_degraded(false);
+  status.mutable_tier_healths(1)->set_reason("/drive1: no such device");
+  const std::string text = StatusText(status);
+  EXPECT_NE(text.find("  nvme      ok, without /drive1: no such device\n"), std::string::npos)
+      << text;
+  EXPECT_NE(text.find("serving"), std::string::npos) << text;
+}
+
 TEST(FormatTest, StatusJson) {
   EXPECT_EQ(StatusJson(Status()).dump(),
             R"({"version":"0.1.0","epoch":"00000000000000ab","pid":4711,"uptime_ms":3723000,)"

@@ -39,6 +39,17 @@ std::optional<uint32_t> NumberOf(const std::string& text) {
   return number;
 }
 
+// What is at the path, if anything, is a directory.
+absl::Status CheckIsFolder(const std::string& path) {
+  std::error_code error;
+  const fs::file_status status = fs::symlink_status(path, error);
+  if (fs::is_symlink(status)) {
+    return FailedPrecondition("%s is a link: configure the directory that it leads to", path);
+  }
+  if (!fs::exists(status) || fs::is_directory(status)) return absl::OkStatus();
+  return Unavailable("%s is no directory", path);
+}
+
 }  // namespace
 
 PageMemory::PageMemory(uint64_t size_bytes)
@@ -48,6 +59,7 @@ PageMemory::PageMemory(uint64_t size_bytes)
 }
 
 absl::StatusOr<std::unique_ptr<DataDir>> DataDir::Open(const std::string& path, Storage& storage) {
+  KVT_RETURN_IF_ERROR(CheckIsFolder(path));
   KVT_ASSIGN_OR_RETURN(const bool is_new, storage.MakeFolder(path));
   if (is_new) {
     KVT_RETURN_IF_ERROR(storage.SyncFolder((fs::path(path) / "..").lexically_normal().string()));

@@ -206,7 +206,7 @@ class NvmeTier::Impl final : public SegmentObserver {
   bool ScrubRound();
   bool ScrubPause(absl::Duration duration) ABSL_LOCKS_EXCLUDED(mutex_);
   bool ScrubSegment(uint32_t segment_idx);
-  uint64_t ScrubReplica(int fd, uint32_t segment_idx, ReplicaId replica_id);
+  uint64_t ScrubReplica(int fd, uint32_t segment_idx, ReplicaId replica_id, uint64_t& lost_count);
   static bool IsScrubbable(const Replica& replica, uint32_t segment_idx);
   static absl::StatusOr<bool> VerifyRecord(int fd, const Replica& expected,
                                            const NamespaceHash& namespace_hash,
@@ -227,6 +227,7 @@ class NvmeTier::Impl final : public SegmentObserver {
   void DropExcessEntries(std::vector<nvme::IndexEntry>& entries, uint64_t capacity_bytes,
                          std::vector<nvme::IndexRemoval>& dropped) const;
   uint64_t IndexBufferBytes() const;
+  absl::Status CheckSegmentCount(uint64_t segment_count, uint64_t index_bytes) const;
   nvme::WriteBudget::Spent FindSpent();
 
   const NvmeOptions options_;

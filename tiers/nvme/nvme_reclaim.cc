@@ -450,7 +450,7 @@ void NvmeTier::Impl::EndHeal(const absl::Status& status) {
     health_ = {};
   }
   wants_another_round_ = true;
-  spdlog::info("nvme: healthy again");
+  spdlog::info("nvme: healthy again: {}", options_.dir);
 }
 
 }  // namespace kvtier

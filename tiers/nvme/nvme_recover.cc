@@ -25,6 +25,7 @@ constexpr uint64_t kIndexBufferBytesMax = 16ULL << 20;
 // Share of the capacity set aside for the index: its entries are about 2 % of the smallest records.
 constexpr uint64_t kIndexShare = 32;
 constexpr size_t kRebuildBatchCount = 1000;
+constexpr uint64_t kSegmentCountMax = 999'999;
 
 absl::Status CheckOptions(const NvmeOptions& options) {
   if (options.dir.empty()) return Invalid("nvme: dir is empty");
@@ -111,14 +112,7 @@ absl::Status NvmeTier::Impl::Open() {
   const uint64_t payload_bytes =
       options_.capacity_bytes > index_bytes ? options_.capacity_bytes - index_bytes : 0;
   const uint64_t segment_count = payload_bytes / segment_bytes_;
-  if (segment_count < nvme::SegmentTable::kSegmentCountMin || segment_count > 999'999) {
-    return FailedPrecondition(
-        "nvme: capacity_bytes %d is room for %d segments of %d bytes beside %d for the index, and "
-        "must be for %d to 999999: raise capacity_bytes to %d, or lower segment_bytes",
-        options_.capacity_bytes, segment_count, segment_bytes_, index_bytes,
-        nvme::SegmentTable::kSegmentCountMin,
-        (nvme::SegmentTable::kSegmentCountMin + 1) * segment_bytes_ + index_bytes);
-  }
+  KVT_RETURN_IF_ERROR(CheckSegmentCount(segment_count, index_bytes));
   segment_count_ = static_cast<uint32_t>(segment_count);
   {
     absl::MutexLock lock(&mutex_);
@@ -126,6 +120,32 @@ absl::Status NvmeTier::Impl::Open() {
         .segment_bytes = segment_bytes_, .segment_count = segment_count_});
   }
   return StartThreads();
+}
+
+// What to do about it is not the same when the segments are there already.
+absl::Status NvmeTier::Impl::CheckSegmentCount(uint64_t segment_count, uint64_t index_bytes) const {
+  constexpr uint64_t kCountMin = nvme::SegmentTable::kSegmentCountMin;
+  const bool is_kept = options_.segment_bytes != 0 && options_.segment_bytes != segment_bytes_;
+  if (segment_count < kCountMin) {
+    return FailedPrecondition(
+        "nvme: a capacity of %d bytes is room for %d segments of %d bytes beside %d for the index, "
+        "and must be for %d: raise the capacity of each directory to %d, or %s",
+        options_.capacity_bytes, segment_count, segment_bytes_, index_bytes, kCountMin,
+        (kCountMin + 1) * segment_bytes_ + index_bytes,
+        is_kept ? "delete this directory, which has segments of this size from before"
+                : "lower segment_bytes");
+  }
+  if (segment_count > kSegmentCountMax) {
+    return FailedPrecondition(
+        "nvme: a capacity of %d bytes is %d segments of %d bytes, and may be %d: lower the "
+        "capacity, or %s to %d",
+        options_.capacity_bytes, segment_count, segment_bytes_, kSegmentCountMax,
+        is_kept ? "delete this directory, which has segments of this size from before, and raise "
+                  "segment_bytes"
+                : "raise segment_bytes",
+        nvme::RoundUpToPage(options_.capacity_bytes / kSegmentCountMax));
+  }
+  return absl::OkStatus();
 }
 
 uint64_t NvmeTier::Impl::IndexBufferBytes() const {
@@ -360,10 +380,21 @@ absl::Status NvmeTier::Impl::Recover(
   }
   KVT_RETURN_IF_ERROR(loaded.status());
   std::vector<nvme::IndexEntry>& entries = *loaded;
+  dropped_count_ += dropped.size();
+  if (dropped_count_ > 0) {
+    spdlog::warn(
+        "nvme: {}: {} index entries dropped: their segments are missing, too short or hold others",
+        options_.dir, dropped_count_);
+  }
+  const size_t loaded_count = entries.size();
   KVT_RETURN_IF_ERROR(DropExcessSegments(entries, dropped));
   DropExcessEntries(entries, Usage().capacity_bytes, dropped);
+  if (entries.size() < loaded_count) {
+    spdlog::warn("nvme: {}: {} blocks dropped: there is more than the capacity of {} bytes",
+                 options_.dir, loaded_count - entries.size(), options_.capacity_bytes);
+  }
   KVT_RETURN_IF_ERROR(index_->Apply({}, dropped));
-  dropped_count_ += dropped.size();
+  dropped_count_ += loaded_count - entries.size();
   recovered_count_ = entries.size();
 
   std::vector<ReplicaId> replica_ids;  // of the entries

@@ -94,19 +94,26 @@ bool NvmeTier::Impl::ScrubSegment(uint32_t segment_idx) {
       storage().Open(dir_->SegmentPath(segment_idx), O_RDONLY | (dir_->is_direct() ? O_DIRECT : 0));
   if (!fd.ok()) return ScrubPause(kRoundMin);
   bool is_open = true;
+  uint64_t lost_count = 0;
   for (const ReplicaId replica_id : members) {
-    const uint64_t read_bytes = ScrubReplica(*fd, segment_idx, replica_id);
+    const uint64_t read_bytes = ScrubReplica(*fd, segment_idx, replica_id, lost_count);
     if (read_bytes == 0) continue;
     is_open = ScrubPause(absl::Seconds(static_cast<double>(read_bytes) /
                                        static_cast<double>(options_.scrub_bytes_per_second)));
     if (!is_open) break;
   }
   close(*fd);
+  // One line, however many they are.
+  if (lost_count > 0) {
+    spdlog::warn("nvme: scrub: {} blocks of {} are damaged on the disk and dropped", lost_count,
+                 dir_->SegmentPath(segment_idx));
+  }
   return is_open;
 }
 
-// Returns the bytes read.
-uint64_t NvmeTier::Impl::ScrubReplica(int fd, uint32_t segment_idx, ReplicaId replica_id) {
+// Returns the bytes read, and counts in `lost_count` if it dropped the block.
+uint64_t NvmeTier::Impl::ScrubReplica(int fd, uint32_t segment_idx, ReplicaId replica_id,
+                                      uint64_t& lost_count) {
   Replica expected;
   NamespaceHash namespace_hash;
   {
@@ -135,10 +142,8 @@ uint64_t NvmeTier::Impl::ScrubReplica(int fd, uint32_t segment_idx, ReplicaId re
       is_lost = true;
     }
   }
-  if (is_lost) {
-    spdlog::warn("nvme: scrub: block {} is damaged on the disk and dropped", expected.key.Hex());
-    if (options_.on_lost) options_.on_lost(namespace_hash, expected.key);
-  }
+  if (is_lost) ++lost_count;
+  if (is_lost && options_.on_lost) options_.on_lost(namespace_hash, expected.key);
   return record.bytes().size();
 }
 

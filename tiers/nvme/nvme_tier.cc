@@ -169,7 +169,7 @@ void NvmeTier::Impl::Degrade(const absl::Status& reason) {
     if (health_.degraded) return;
     health_ = {.degraded = true, .reason = reason.ToString()};
   }
-  spdlog::error("nvme: degraded: {}", reason.ToString());
+  spdlog::error("nvme: degraded: {}: {}", options_.dir, reason.ToString());
 }
 
 TierHealth NvmeTier::Impl::Health() const {

@@ -4,7 +4,8 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
-#include <set>
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
@@ -24,6 +25,34 @@ bool IsFatal(const absl::Status& status) {
   return absl::IsFailedPrecondition(status) || absl::IsInvalidArgument(status);
 }
 
+// Is `inner` the same directory as `outer`, or below it? By their names without links.
+bool IsWithin(const std::filesystem::path& inner, const std::filesystem::path& outer) {
+  return std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end()).first == outer.end();
+}
+
+absl::Status CheckDirs(const std::vector<std::string>& dirs) {
+  if (dirs.empty() || dirs.size() > StripedTier::kMemberCountMax) {
+    return Invalid("nvme: %d directories: must be 1 to %d", dirs.size(),
+                   StripedTier::kMemberCountMax);
+  }
+  std::vector<std::filesystem::path> paths;
+  for (const std::string& dir : dirs) {
+    std::error_code error;
+    std::filesystem::path path = std::filesystem::weakly_canonical(dir, error);
+    if (error) path = std::filesystem::path(dir).lexically_normal();
+    // "/a/b/" ends in an empty name.
+    if (!path.has_filename()) path = path.parent_path();
+    for (size_t i = 0; i < paths.size(); ++i) {
+      if (IsWithin(path, paths[i]) || IsWithin(paths[i], path)) {
+        return Invalid("nvme: of %s and %s one is in the other, or they are one directory", dirs[i],
+                       dir);
+      }
+    }
+    paths.push_back(std::move(path));
+  }
+  return absl::OkStatus();
+}
+
 // Of the description of an engine.
 int Slowness(const std::string& io_engine) {
   if (io_engine.empty()) return 0;
@@ -35,11 +64,7 @@ int Slowness(const std::string& io_engine) {
 
 absl::StatusOr<std::unique_ptr<StripedTier>> StripedTier::Create(
     const std::vector<std::string>& dirs, const NvmeOptions& options) {
-  const std::set<std::string> distinct(dirs.begin(), dirs.end());
-  if (dirs.empty() || dirs.size() > kMemberCountMax || distinct.size() != dirs.size()) {
-    return Invalid("nvme: %d directories, %d of them distinct: must be 1 to %d, all distinct",
-                   dirs.size(), distinct.size(), kMemberCountMax);
-  }
+  KVT_RETURN_IF_ERROR(CheckDirs(dirs));
   std::vector<Drive> drives;
   size_t used_count = 0;
   for (const std::string& dir : dirs) {

@@ -252,6 +252,23 @@ TEST_F(StripedTierTest, RefusesWhatNoOtherDriveMakesGood) {
             absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(StripedTier::Create({dirs_[0], dirs_[0]}, SmallOptions()).status().code(),
             absl::StatusCode::kInvalidArgument);
+  // One directory under two names, and one in another.
+  const fs::path link = folder_.path() + "/link";
+  fs::create_symlink("a", link);
+  for (const std::string& other : {dirs_[0] + "/", dirs_[0] + "/.", folder_.path() + "/b/../a",
+                                   link.string(), dirs_[0] + "/segments", folder_.path()}) {
+    for (const auto& dirs : {std::vector{dirs_[0], other}, std::vector{other, dirs_[0]}}) {
+      EXPECT_EQ(StripedTier::Create(dirs, SmallOptions()).status().code(),
+                absl::StatusCode::kInvalidArgument)
+          << dirs[0] << " " << dirs[1];
+    }
+  }
+  tier_.reset();
+  EXPECT_NE(StripedTier::Create({link.string()}, SmallOptions())
+                .status()
+                .message()
+                .find("is a link: configure the directory"),
+            absl::string_view::npos);
   WriteFile(folder_.path() + "/file", "");
   EXPECT_FALSE(StripedTier::Create({folder_.path() + "/file"}, SmallOptions()).ok());
 }
