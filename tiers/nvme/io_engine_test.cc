@@ -153,7 +153,7 @@ void RefuseSystemCall(uint32_t number) {
 
 TEST(UringEngineTest, IsRefusedWhereItCouldBeMadeButNotUsed) {
   absl::Status status;
-  std::thread([&] {
+  std::jthread([&] {
     RefuseSystemCall(SYS_io_uring_enter);
     status = MakeUringEngine({}).status();
   }).join();

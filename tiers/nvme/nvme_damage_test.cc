@@ -257,7 +257,9 @@ TEST_F(NvmeDamagedIndexFileTest, IsMadeAnewWhenSomethingElseIsInTheFilesPlace) {
       fs::copy(whole_, options_.dir, fs::copy_options::recursive);
       const std::string path = options_.dir + "/index/" + name;
       fs::remove(path);
-      if (type == fs::file_type::fifo) ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
+      if (type == fs::file_type::fifo) {
+        ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
+      }
       if (type == fs::file_type::directory) fs::create_directory(path);
       if (type == fs::file_type::symlink) fs::create_symlink(name, path);
       auto tier = NvmeTier::Create(options_);
