@@ -6,6 +6,7 @@
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/security/server_credentials.h>
 #include <grpcpp/server_builder.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -40,6 +41,8 @@ constexpr char kServiceName[] = "kvtier.v1.ContextStoreService";
 constexpr uint32_t kAdminSocketMode = 0600;
 // Write and Read streams at once; each holds one message of at most 4 MiB.
 constexpr uint32_t kDataStreamsMax = 64;
+// Sockets and sessions, the files of a small index, what the libraries open.
+constexpr uint64_t kDescriptorsBesideSegments = 256;
 // Ids count up from a random start below this, and never come near the end of 64 bits.
 constexpr uint64_t kFirstIdMask = (1ULL << 62) - 1;
 // Of the time to stop: what closing sockets and tiers may take.
@@ -286,22 +289,33 @@ absl::Status Daemon::OpenStore() {
   if (options.eviction == policy::EvictionKind::kHazard && nvme_ != nullptr) {
     policy_file_ = std::make_unique<PolicyFile>(config_.server.data_dir + "/policy", store_.get());
   }
+  WarnAboutDescriptors();
   if (nvme_ != nullptr) WarnAboutDisk();
   return absl::OkStatus();
 }
 
-void Daemon::WarnAboutDisk() const {
-  const NvmeStats stats = nvme_->Stats();
-  if (stats.dropped_count > 0) {
-    Log(LogLevel::kWarning, "index entries dropped: their segments are missing or too short",
-        {{"blocks", stats.dropped_count}});
+void Daemon::WarnAboutDescriptors() const {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  uint64_t wanted_count = kDescriptorsBesideSegments;
+  for (const MemoryTierConfig& tier : {config_.hbm, config_.host}) {
+    wanted_count += tier.capacity_bytes / tier.segment_bytes;
   }
+  if (nvme_ != nullptr) {
+    wanted_count += config_.nvme.capacity_bytes / nvme_->Stats().segment_bytes;
+  }
+  if (limit.rlim_cur >= wanted_count) return;
+  Log(LogLevel::kWarning, "fewer descriptors than the tiers take; raise LimitNOFILE=",
+      {{"limit", uint64_t{limit.rlim_cur}}, {"wanted", wanted_count}});
+}
+
+void Daemon::WarnAboutDisk() const {
   // Directories of their own may lie on one file system or on several; they are the operator's.
   if (!config_.nvme.dirs.empty()) return;
   struct statvfs file_system{};
   if (statvfs(config_.server.data_dir.c_str(), &file_system) != 0) return;
   const uint64_t attainable_bytes =
-      uint64_t{file_system.f_bavail} * file_system.f_frsize + stats.physical_bytes;
+      uint64_t{file_system.f_bavail} * file_system.f_frsize + nvme_->Stats().physical_bytes;
   if (attainable_bytes < config_.nvme.capacity_bytes) {
     Log(LogLevel::kWarning, "nvme.capacity_bytes is more than the file system has; lower it",
         {{"capacity_bytes", config_.nvme.capacity_bytes}, {"attainable_bytes", attainable_bytes}});

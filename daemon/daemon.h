@@ -79,6 +79,7 @@ class Daemon {
       ABSL_LOCKS_EXCLUDED(failure_mutex_);
   absl::Status OpenStore();
   // Says what of the disk an operator should look at.
+  void WarnAboutDescriptors() const;
   void WarnAboutDisk() const;
   absl::Status Listen();
   absl::Status ListenHttp();

@@ -8,9 +8,12 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <memory>
+#include <new>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -54,6 +57,24 @@ sigset_t StopSignals() {
   sigaddset(&signals, SIGTERM);
   sigaddset(&signals, SIGINT);
   return signals;
+}
+
+// A thread or memory that the system refuses is no bug of the daemon: one line and a status.
+[[noreturn]] void EndWithOneLine() {
+  try {
+    if (std::current_exception() != nullptr) std::rethrow_exception(std::current_exception());
+  } catch (const std::system_error& error) {
+    std::fprintf(stderr,
+                 "kvtierd: the system refuses a thread: %s: raise TasksMax= or the container's "
+                 "limit of processes, RLIMIT_NPROC or RLIMIT_AS\n",
+                 error.what());
+    _exit(kExitFailed);
+  } catch (const std::bad_alloc&) {
+    std::fprintf(stderr, "kvtierd: the system refuses memory: raise MemoryMax= or RLIMIT_AS\n");
+    _exit(kExitFailed);
+  } catch (...) {
+  }
+  std::abort();
 }
 
 // One descriptor per connection, segment and nvme file.
@@ -140,6 +161,9 @@ int Serve(const Config& config, int ready_fd) {
   const sigset_t stop_signals = StopSignals();
   pthread_sigmask(SIG_BLOCK, &stop_signals, nullptr);
   std::signal(SIGPIPE, SIG_IGN);
+  // A file that may not grow is an error of its write, not the end of the daemon.
+  std::signal(SIGXFSZ, SIG_IGN);
+  std::set_terminate(EndWithOneLine);
   RaiseDescriptorLimit();
   std::vector<KeptFd> kept = SystemdFdStore::TakeStarted();
   SetUpLog(config.log);

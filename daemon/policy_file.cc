@@ -37,7 +37,8 @@ absl::StatusOr<std::string> Read(const std::string& path) {
 }
 
 absl::Status WriteAndSync(const std::string& path, std::string_view bytes) {
-  const UniqueFd fd(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
+  constexpr int kFlags = O_WRONLY | O_CREAT | O_TRUNC | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC;
+  const UniqueFd fd(open(path.c_str(), kFlags, 0600));
   if (fd.get() < 0) return ErrnoStatus(errno, "open " + path);
   while (!bytes.empty()) {
     const ssize_t written = write(fd.get(), bytes.data(), bytes.size());

@@ -62,7 +62,8 @@ absl::Status StatusOfReply(HandleStatus status) {
       return FailedPrecondition("the daemon speaks another version of the handle socket than %d",
                                 kHandleWireVersion);
     case HandleStatus::kUnavailable:
-      return WithReason(Unavailable("the daemon cannot give out the segment: its device is lost"),
+      return WithReason(Unavailable("the daemon cannot give out the segment: it is out of "
+                                    "descriptors (LimitNOFILE=), or the segment's device is lost"),
                         reason::kTierUnavailable);
     case HandleStatus::kLimitReached:
       return Exhausted("the daemon holds as many handle connections as it allows");
