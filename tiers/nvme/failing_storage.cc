@@ -11,6 +11,13 @@
 #include <utility>
 
 namespace kvtier::nvme {
+
+// The room on a disk, counted in writes.
+struct FailingRoom {
+  std::atomic<int64_t> write_count = std::numeric_limits<int64_t>::max();
+  std::atomic<bool> has_failed = false;
+};
+
 namespace {
 
 using rocksdb::IODebugContext;
@@ -18,15 +25,9 @@ using rocksdb::IOOptions;
 using rocksdb::IOStatus;
 using rocksdb::Slice;
 
-// The room on a disk, counted in writes.
-struct Room {
-  std::atomic<int64_t> write_count = std::numeric_limits<int64_t>::max();
-  std::atomic<bool> has_failed = false;
-};
-
 class FailingFile final : public rocksdb::FSWritableFileOwnerWrapper {
  public:
-  FailingFile(std::unique_ptr<rocksdb::FSWritableFile>&& file, std::shared_ptr<Room> room)
+  FailingFile(std::unique_ptr<rocksdb::FSWritableFile>&& file, std::shared_ptr<FailingRoom> room)
       : FSWritableFileOwnerWrapper(std::move(file)), room_(std::move(room)) {}
 
   IOStatus Append(const Slice& data, const IOOptions& options, IODebugContext* debug) override {
@@ -43,12 +44,12 @@ class FailingFile final : public rocksdb::FSWritableFileOwnerWrapper {
   }
 
  private:
-  const std::shared_ptr<Room> room_;
+  const std::shared_ptr<FailingRoom> room_;
 };
 
 class FailingRocksDb final : public rocksdb::FileSystemWrapper {
  public:
-  explicit FailingRocksDb(std::shared_ptr<Room> room)
+  explicit FailingRocksDb(std::shared_ptr<FailingRoom> room)
       : FileSystemWrapper(rocksdb::FileSystem::Default()), room_(std::move(room)) {}
 
   const char* Name() const override { return "kvtier.FailingRocksDb"; }
@@ -71,18 +72,18 @@ class FailingRocksDb final : public rocksdb::FileSystemWrapper {
   }
 
  private:
-  const std::shared_ptr<Room> room_;
+  const std::shared_ptr<FailingRoom> room_;
 };
 
 }  // namespace
 
 class FailingFileSystem {
  public:
-  Room& room() { return *room_; }
+  FailingRoom& room() { return *room_; }
   rocksdb::Env* env() { return env_.get(); }
 
  private:
-  const std::shared_ptr<Room> room_ = std::make_shared<Room>();
+  const std::shared_ptr<FailingRoom> room_ = std::make_shared<FailingRoom>();
   const std::unique_ptr<rocksdb::Env> env_ =
       rocksdb::NewCompositeEnv(std::make_shared<FailingRocksDb>(room_));
 };
