@@ -208,10 +208,7 @@ HolderClient::HolderClient(Options options, UniqueFd connection)
         Supervise();
       }) {}
 
-HolderClient::~HolderClient() {
-  absl::MutexLock lock(&mutex_);
-  stopping_ = true;
-}
+HolderClient::~HolderClient() { stopping_.Notify(); }
 
 void HolderClient::Reconnect() {
   connection_.Reset();
@@ -277,14 +274,8 @@ void HolderClient::ReplaceIfDue() {
 }
 
 void HolderClient::Supervise() {
-  while (true) {
-    {
-      absl::MutexLock lock(&mutex_);
-      const absl::Duration interval = absl::Milliseconds(std::min(options_.restart_ms, 500U));
-      if (mutex_.AwaitWithTimeout(absl::Condition(&stopping_), interval)) return;
-    }
-    ReplaceIfDue();
-  }
+  const absl::Duration interval = absl::Milliseconds(std::min(options_.restart_ms, 500U));
+  while (!stopping_.WaitFor(interval)) ReplaceIfDue();
 }
 
 absl::Status HolderClient::Fail(absl::Status status) {

@@ -19,6 +19,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "daemon/unix_socket.h"
+#include "proto/base/timed_wait.h"
 #include "tiers/memory/segment_keeper.h"
 
 namespace kvtier {
@@ -97,7 +98,7 @@ class HolderClient final : public SegmentKeeper {
   // Invalid: the holder is gone.
   UniqueFd connection_ ABSL_GUARDED_BY(mutex_);
   bool failed_ ABSL_GUARDED_BY(mutex_) = false;
-  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  TimedNotification stopping_;
   // What is to be kept, for the next holder.
   std::multimap<std::string, UniqueFd> kept_ ABSL_GUARDED_BY(mutex_);
   uint64_t restart_ms_ ABSL_GUARDED_BY(mutex_);

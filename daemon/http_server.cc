@@ -10,10 +10,10 @@
 #include <thread>
 #include <utility>
 
-#include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 #include "daemon/log.h"
 #include "proto/base/status_util.h"
+#include "proto/base/timed_wait.h"
 
 namespace kvtier {
 namespace {
@@ -137,16 +137,16 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(Options options) {
   return server;
 }
 
+void HttpServer::Stop() {
+  mg_stop(context_);
+  stopped_.Notify();
+}
+
 HttpServer::~HttpServer() {
   if (context_ == nullptr) return;
-  absl::Notification stopped;
-  const std::jthread stopper([&] {
-    mg_stop(context_);
-    stopped.Notify();
-  });
+  stopper_.Begin();
   // The library looks whether it is to stop when somebody connects, else every two seconds.
-  while (!stopped.WaitForNotificationWithTimeout(absl::Milliseconds(10)))
-    Knock(options_.listen, port_);
+  while (!stopped_.WaitFor(absl::Milliseconds(10))) Knock(options_.listen, port_);
 }
 
 }  // namespace kvtier

@@ -12,6 +12,8 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "daemon/standby_thread.h"
+#include "proto/base/timed_wait.h"
 
 struct mg_connection;
 struct mg_context;
@@ -50,6 +52,8 @@ class HttpServer {
 
  private:
   explicit HttpServer(Options options) : options_(std::move(options)) {}
+  // In a thread of its own.
+  void Stop();
   static int Answer(mg_connection* connection, void* self);
   static int TakeMessage(const mg_connection* connection, const char* message);
 
@@ -60,6 +64,8 @@ class HttpServer {
   bool started_ ABSL_GUARDED_BY(mutex_) = false;
   mg_context* context_ = nullptr;
   uint16_t port_ = 0;
+  TimedNotification stopped_;
+  StandbyThread stopper_{[this] { Stop(); }};
 };
 
 }  // namespace kvtier

@@ -11,17 +11,13 @@
 namespace kvtier {
 
 LiveCalls::LiveCalls(uint32_t beat_interval_ms)
-    : beat_interval_ms_(beat_interval_ms), thread_([this](const std::stop_token& stop) {
+    : beat_interval_ms_(beat_interval_ms), thread_([this] {
         pthread_setname_np(pthread_self(), "kvtier-beat");
-        Beat(stop);
+        Beat();
       }) {}
 
 LiveCalls::~LiveCalls() {
-  {
-    absl::MutexLock lock(&mutex_);
-    stopping_ = true;
-  }
-  thread_.request_stop();
+  stopping_.Notify();
   thread_.join();
 }
 
@@ -57,13 +53,8 @@ std::vector<std::shared_ptr<LiveCall>> LiveCalls::Snapshot() const {
   return calls;
 }
 
-void LiveCalls::Beat(const std::stop_token& stop) {
-  while (!stop.stop_requested()) {
-    {
-      absl::MutexLock lock(&mutex_);
-      mutex_.AwaitWithTimeout(absl::Condition(&stopping_), absl::Milliseconds(beat_interval_ms_));
-      if (stopping_) return;
-    }
+void LiveCalls::Beat() {
+  while (!stopping_.WaitFor(absl::Milliseconds(beat_interval_ms_))) {
     for (const auto& call : Snapshot()) call->OnBeat(MonotonicMs());
   }
 }

@@ -9,6 +9,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/synchronization/mutex.h"
+#include "proto/base/timed_wait.h"
 
 namespace kvtier {
 
@@ -40,12 +41,12 @@ class LiveCalls {
 
  private:
   std::vector<std::shared_ptr<LiveCall>> Snapshot() const;
-  void Beat(const std::stop_token& stop);
+  void Beat();
 
   const uint32_t beat_interval_ms_;
   mutable absl::Mutex mutex_;
   absl::flat_hash_map<const LiveCall*, std::shared_ptr<LiveCall>> calls_ ABSL_GUARDED_BY(mutex_);
-  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  TimedNotification stopping_;
   std::jthread thread_;
 };
 

@@ -14,10 +14,8 @@
 #include <optional>
 #include <string>
 #include <system_error>
-#include <thread>
 #include <vector>
 
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "daemon/command_line.h"
 #include "daemon/config.h"
@@ -26,8 +24,10 @@
 #include "daemon/holder.h"
 #include "daemon/log.h"
 #include "daemon/monotonic.h"
+#include "daemon/standby_thread.h"
 #include "daemon/supervisor.h"
 #include "proto/base/status_util.h"
+#include "proto/base/timed_wait.h"
 #include "proto/base/version.h"
 
 namespace kvtier {
@@ -86,29 +86,25 @@ void RaiseDescriptorLimit() {
 }
 
 // Ends the process when stopping takes longer than it may: a disk that hangs must not keep a dead
-// daemon's name taken.
+// daemon's name taken. Made at the start.
 class StopWatch {
  public:
   explicit StopWatch(uint32_t timeout_ms)
       : thread_([this, timeout_ms] {
-          absl::MutexLock lock(&mutex_);
-          if (mutex_.AwaitWithTimeout(absl::Condition(&stopped_), absl::Milliseconds(timeout_ms))) {
-            return;
-          }
+          if (stopped_.WaitFor(absl::Milliseconds(timeout_ms))) return;
           Log(LogLevel::kError, "not stopped in time", {{"timeout_ms", timeout_ms}});
           _exit(kExitFailed);
         }) {}
-  ~StopWatch() {
-    absl::MutexLock lock(&mutex_);
-    stopped_ = true;
-  }
+  ~StopWatch() { stopped_.Notify(); }
   StopWatch(const StopWatch&) = delete;
   StopWatch& operator=(const StopWatch&) = delete;
 
+  // From now on the time counts.
+  void Start() { thread_.Begin(); }
+
  private:
-  absl::Mutex mutex_;
-  bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
-  std::jthread thread_;
+  TimedNotification stopped_;
+  StandbyThread thread_;
 };
 
 void Notify(const std::string& state) {
@@ -167,6 +163,7 @@ int Serve(const Config& config, int ready_fd) {
   RaiseDescriptorLimit();
   std::vector<KeptFd> kept = SystemdFdStore::TakeStarted();
   SetUpLog(config.log);
+  StopWatch watch(config.server.drain_timeout_ms);
   auto started = Daemon::Start(config, nullptr, std::move(kept));
   if (!started.ok()) {
     return Fail(started.status(),
@@ -187,7 +184,7 @@ int Serve(const Config& config, int ready_fd) {
   // The next signal has its default effect.
   pthread_sigmask(SIG_UNBLOCK, &stop_signals, nullptr);
   Notify("STOPPING=1");
-  const StopWatch watch(config.server.drain_timeout_ms);
+  watch.Start();
   daemon->Stop();
   Log(LogLevel::kInfo, "stopped");
   // Only a new process can use a GPU that is lost: the supervisor is to start one.

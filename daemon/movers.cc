@@ -66,6 +66,7 @@ Movers::~Movers() {
   {
     absl::MutexLock lock(&mutex_);
     draining_ = true;
+    urgent_.NotifyAll();
     mutex_.Await(absl::Condition(
         +[](uint64_t* inflight_count) { return *inflight_count == 0; }, &inflight_count_));
     stopping_ = true;
@@ -103,6 +104,7 @@ void Movers::StartCopy(const core::Transfer& transfer) {
   } else {
     absl::MutexLock lock(&mutex_);
     (transfer.target_tier == TierId::kHbm ? promotes_ : demotes_).push_back(transfer);
+    urgent_.NotifyAll();
   }
 }
 
@@ -158,7 +160,7 @@ void Movers::Work() {
         const auto urgent = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
           return draining_ || !promotes_.empty();
         };
-        mutex_.AwaitWithTimeout(absl::Condition(&urgent), kBucketInterval);
+        urgent_.WaitFor(mutex_, kBucketInterval, urgent);
         continue;
       }
     }

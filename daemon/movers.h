@@ -12,6 +12,7 @@
 #include "absl/synchronization/mutex.h"
 #include "daemon/core/store_core.h"
 #include "daemon/monotonic.h"
+#include "proto/base/timed_wait.h"
 #include "tiers/tier.h"
 #include "tiers/token_bucket.h"
 
@@ -72,6 +73,8 @@ class Movers {
   const Options options_;
   const Completion on_done_;
   absl::Mutex mutex_;
+  // A promotion waits, or the end.
+  TimedCondition urgent_;
   std::deque<core::Transfer> promotes_ ABSL_GUARDED_BY(mutex_);
   std::deque<core::Transfer> demotes_ ABSL_GUARDED_BY(mutex_);
   TokenBucket demote_bucket_ ABSL_GUARDED_BY(mutex_);

@@ -68,7 +68,7 @@ PolicyFile::PolicyFile(std::string path, Store* store, std::chrono::milliseconds
   Restore();
   thread_ = std::jthread([this, interval = absl::FromChrono(interval)] {
     ::pthread_setname_np(::pthread_self(), "kvtier-policy");
-    while (!ending_.WaitForNotificationWithTimeout(interval)) KeepAndSay();
+    while (!ending_.WaitFor(interval)) KeepAndSay();
   });
 }
 

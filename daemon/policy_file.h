@@ -8,8 +8,8 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/synchronization/notification.h"
 #include "daemon/store.h"
+#include "proto/base/timed_wait.h"
 
 namespace kvtier {
 
@@ -42,7 +42,7 @@ class PolicyFile {
   // What the file holds, as far as this process knows.
   std::string kept_ ABSL_GUARDED_BY(mutex_);
   bool failed_ ABSL_GUARDED_BY(mutex_) = false;
-  absl::Notification ending_;
+  TimedNotification ending_;
   std::jthread thread_;
 };
 

@@ -75,6 +75,7 @@ void Store::Perform(core::Effects* effects) {
 void Store::OnTransferDone(core::JobId job, absl::Status status) {
   absl::MutexLock lock(&completions_mutex_);
   completions_.push_back({job, std::move(status)});
+  completed_.NotifyAll();
 }
 
 void Store::RunEvents(const std::stop_token& stop) {
@@ -83,10 +84,10 @@ void Store::RunEvents(const std::stop_token& stop) {
     std::vector<Completion> completions;
     {
       absl::MutexLock lock(&completions_mutex_);
-      completions_mutex_.AwaitWithTimeout(
-          absl::Condition(
-              +[](std::vector<Completion>* waiting) { return !waiting->empty(); }, &completions_),
-          absl::Milliseconds(kTickIntervalMs));
+      completed_.WaitFor(completions_mutex_, absl::Milliseconds(kTickIntervalMs),
+                         [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(completions_mutex_) {
+                           return !completions_.empty();
+                         });
       completions.swap(completions_);
     }
     Run([&](core::StoreCore& core, core::TimeMs now_ms, core::Effects* effects) {

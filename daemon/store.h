@@ -13,6 +13,7 @@
 #include "daemon/core/store_core.h"
 #include "daemon/monotonic.h"
 #include "daemon/movers.h"
+#include "proto/base/timed_wait.h"
 
 namespace kvtier {
 
@@ -91,6 +92,7 @@ class Store {
   absl::Mutex mutex_;
   core::StoreCore core_ ABSL_GUARDED_BY(mutex_);
   absl::Mutex completions_mutex_;
+  TimedCondition completed_;
   std::vector<Completion> completions_ ABSL_GUARDED_BY(completions_mutex_);
   std::unique_ptr<Movers> movers_;
   std::atomic<core::TimeMs> last_beat_ms_ = 0;

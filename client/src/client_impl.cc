@@ -6,7 +6,6 @@
 #include <algorithm>
 
 #include "absl/container/flat_hash_map.h"
-#include "absl/time/clock.h"
 #include "proto/base/reasons.h"
 #include "proto/rpc/layout_proto.h"
 
@@ -104,12 +103,13 @@ std::shared_ptr<Session> Client::Impl::PeekSession() const {
 }
 
 absl::StatusOr<std::shared_ptr<Session>> Client::Impl::CurrentSession() {
-  const absl::Time deadline = absl::Now() + absl::Milliseconds(options_.reconnect_timeout_ms);
+  const MonotonicTime deadline =
+      MonotonicDeadline(absl::Milliseconds(options_.reconnect_timeout_ms));
   const auto nobody_opens = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !opening_; };
   uint64_t generation = 1;
   {
     absl::MutexLock lock(&mutex_);
-    if (!mutex_.AwaitWithDeadline(absl::Condition(&nobody_opens), deadline)) {
+    if (!opening_ended_.WaitFor(mutex_, TimeUntil(deadline), nobody_opens)) {
       return Unavailable("another call is still waiting for the daemon at %s", options_.run_dir);
     }
     if (session_ != nullptr) {
@@ -123,15 +123,16 @@ absl::StatusOr<std::shared_ptr<Session>> Client::Impl::CurrentSession() {
   std::shared_ptr<Session> previous;
   absl::MutexLock lock(&mutex_);
   opening_ = false;
+  opening_ended_.NotifyAll();
   if (opened.ok()) previous = std::exchange(session_, *opened);
   return opened;
 }
 
-absl::StatusOr<std::shared_ptr<Session>> Client::Impl::OpenUntil(absl::Time deadline,
+absl::StatusOr<std::shared_ptr<Session>> Client::Impl::OpenUntil(MonotonicTime deadline,
                                                                  uint64_t generation) {
   absl::Duration backoff = kFirstBackoff;
   while (true) {
-    const int64_t remaining_ms = absl::ToInt64Milliseconds(deadline - absl::Now());
+    const int64_t remaining_ms = absl::ToInt64Milliseconds(TimeUntil(deadline));
     const auto timeout_ms =
         static_cast<uint32_t>(std::clamp<int64_t>(remaining_ms, 1, options_.control_timeout_ms));
     absl::StatusOr<std::shared_ptr<Session>> session =
@@ -141,12 +142,12 @@ absl::StatusOr<std::shared_ptr<Session>> Client::Impl::OpenUntil(absl::Time dead
                        .generation = generation,
                        .devices = devices_});
     if (session.ok() || !IsWorthConnectingAgain(session.status())) return session;
-    if (absl::Now() + backoff >= deadline) {
+    if (TimeUntil(deadline) <= backoff) {
       if (session.status().code() == absl::StatusCode::kResourceExhausted) return session;
       return Unavailable("no session with the daemon at %s in %d ms: %s", options_.run_dir,
                          options_.reconnect_timeout_ms, session.status().ToString());
     }
-    if (closing_.WaitForNotificationWithTimeout(backoff)) {
+    if (closing_.WaitFor(backoff)) {
       return absl::CancelledError("the client is being destroyed");
     }
     backoff = std::min(backoff * 2, kBackoffMax);

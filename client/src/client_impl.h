@@ -17,12 +17,12 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
 #include "client/include/kvtier/client.h"
 #include "client/src/channel.h"
 #include "client/src/session.h"
 #include "proto/base/status_util.h"
+#include "proto/base/timed_wait.h"
 #include "proto/rpc/grpc_status.h"
 
 namespace kvtier::client {
@@ -109,7 +109,7 @@ class Client::Impl {
   ClientStats stats() const;
 
  private:
-  absl::StatusOr<std::shared_ptr<Session>> OpenUntil(absl::Time deadline, uint64_t generation);
+  absl::StatusOr<std::shared_ptr<Session>> OpenUntil(MonotonicTime deadline, uint64_t generation);
   absl::Status Register(Session& session, const NamespaceSpec& spec, Namespace& ns,
                         uint32_t& namespace_id);
   std::shared_ptr<const NamespaceSpec> FindSpec(const NamespaceSpec& spec) const
@@ -119,7 +119,7 @@ class Client::Impl {
   const pid_t pid_;
   const std::shared_ptr<DeviceMap> devices_;
   // Ends the wait between two attempts to connect.
-  absl::Notification closing_;
+  TimedNotification closing_;
   // A count on its own.
   std::atomic<uint64_t> copied_bytes_ = 0;
 
@@ -127,6 +127,7 @@ class Client::Impl {
   std::shared_ptr<Session> session_ ABSL_GUARDED_BY(mutex_);
   // A thread is opening a session; others wait for it.
   bool opening_ ABSL_GUARDED_BY(mutex_) = false;
+  TimedCondition opening_ended_;
   std::vector<std::shared_ptr<const NamespaceSpec>> specs_ ABSL_GUARDED_BY(mutex_);
 };
 

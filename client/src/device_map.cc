@@ -5,7 +5,6 @@
 #include <string>
 #include <utility>
 
-#include "absl/time/clock.h"
 #include "proto/base/crc32c.h"
 #include "proto/base/status_util.h"
 #include "tiers/cuda/real_driver.h"
@@ -55,7 +54,7 @@ absl::StatusOr<DeviceMap::Mapped> DeviceMap::Map(const CudaUuid& uuid, int fd, u
 absl::StatusOr<std::vector<uint32_t>> DeviceMap::Crc32cs(int device_ordinal, CudaStream stream,
                                                          std::span<const CudaAddress> addresses,
                                                          uint64_t bytes, absl::Duration timeout) {
-  const absl::Time deadline = absl::Now() + timeout;
+  const MonotonicTime deadline = MonotonicDeadline(timeout);
   Device* device = nullptr;
   {
     absl::MutexLock lock(&mutex_);
@@ -75,7 +74,7 @@ absl::StatusOr<std::vector<uint32_t>> DeviceMap::Crc32cs(int device_ordinal, Cud
 
 absl::StatusOr<std::vector<uint32_t>> DeviceMap::Read(Device& device, CudaStream stream,
                                                       std::span<const CudaAddress> addresses,
-                                                      uint64_t bytes, absl::Time deadline) {
+                                                      uint64_t bytes, MonotonicTime deadline) {
   CudaDevice& gpu = *device.device;
   if (!device.reader.has_value()) {
     KVT_ASSIGN_OR_RETURN(OwnedStream own, OwnedStream::Create(&gpu, CudaDevice::Priority::kHigh));
@@ -95,7 +94,7 @@ absl::StatusOr<std::vector<uint32_t>> DeviceMap::Read(Device& device, CudaStream
       const auto part = reader.pages.bytes().first(std::min(kReaderBytes, bytes - at));
       KVT_RETURN_IF_ERROR(gpu.CopyToHost(part, address + at, reader.stream.get()));
       KVT_RETURN_IF_ERROR(gpu.RecordEvent(reader.event.get(), reader.stream.get()));
-      KVT_RETURN_IF_ERROR(AwaitDone(gpu, reader.event.get(), deadline - absl::Now()));
+      KVT_RETURN_IF_ERROR(AwaitDone(gpu, reader.event.get(), TimeUntil(deadline)));
       crc32c = Crc32c(part, crc32c);
     }
     crc32cs.push_back(crc32c);

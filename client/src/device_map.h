@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "proto/base/timed_wait.h"
 #include "tiers/cuda/driver.h"
 #include "tiers/cuda/owned.h"
 
@@ -59,7 +60,7 @@ class DeviceMap {
   absl::StatusOr<Device*> Find(const CudaUuid& uuid) ABSL_LOCKS_EXCLUDED(mutex_);
   static absl::StatusOr<std::vector<uint32_t>> Read(Device& device, CudaStream stream,
                                                     std::span<const CudaAddress> addresses,
-                                                    uint64_t bytes, absl::Time deadline)
+                                                    uint64_t bytes, MonotonicTime deadline)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(device.reader_mutex);
 
   absl::Mutex mutex_;

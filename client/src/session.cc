@@ -73,6 +73,7 @@ void Session::ReadStream(const std::string& token) {
   segments_.Close();
   absl::MutexLock lock(&mutex_);
   has_ended_ = true;
+  settled_.NotifyAll();
   end_status_ = status.ok() ? Unavailable("the daemon ended the session") : status;
 }
 
@@ -83,6 +84,7 @@ absl::Status Session::OnMessage(const v1::OpenSessionResponse& message) {
   if (!message.has_opened()) return Internal("the daemon began a session with a heartbeat");
   opened_ = message.opened();
   has_opened_ = true;
+  settled_.NotifyAll();
   return absl::OkStatus();
 }
 
@@ -91,8 +93,7 @@ absl::Status Session::AwaitOpened() {
     return has_opened_ || has_ended_;
   };
   absl::MutexLock lock(&mutex_);
-  if (!mutex_.AwaitWithTimeout(absl::Condition(&settled),
-                               absl::Milliseconds(options_.timeout_ms))) {
+  if (!settled_.WaitFor(mutex_, absl::Milliseconds(options_.timeout_ms), settled)) {
     return DeadlineExceeded("the daemon did not open a session in %d ms", options_.timeout_ms);
   }
   return has_opened_ ? absl::OkStatus() : end_status_;

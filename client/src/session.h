@@ -20,6 +20,7 @@
 #include "client/src/segment_map.h"
 #include "kvtier/v1/context_store.grpc.pb.h"
 #include "proto/base/packed.h"
+#include "proto/base/timed_wait.h"
 
 namespace kvtier::client {
 
@@ -93,6 +94,8 @@ class Session {
   mutable absl::Mutex mutex_;
   bool has_opened_ ABSL_GUARDED_BY(mutex_) = false;
   bool has_ended_ ABSL_GUARDED_BY(mutex_) = false;
+  // One of them.
+  TimedCondition settled_;
   absl::Status end_status_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<uint32_t, uint32_t> namespace_ids_ ABSL_GUARDED_BY(mutex_);
   // Leases that have ended, and the daemon may not know.

@@ -66,11 +66,16 @@ CopyLane::CopyLane(CudaDevice* device, const Options& options, Callbacks callbac
   buffers_.reserve(options.flight_count);  // flights point into it
 }
 
+void CopyLane::Wake() {
+  woken_ = true;
+  wake_.NotifyAll();
+}
+
 void CopyLane::Stop() {
   {
     absl::MutexLock lock(&mutex_);
     stopping_ = true;
-    woken_ = true;
+    Wake();
   }
   if (thread_.joinable()) thread_.join();
 }
@@ -98,7 +103,7 @@ void CopyLane::Submit(CopyJob job) {
       Active& active = incoming_.emplace_back();
       active.job = std::move(job);
       active.late_at_ms = late_at_ms;
-      woken_ = true;
+      Wake();
       return;
     }
   }
@@ -112,7 +117,7 @@ void CopyLane::Fail(const absl::Status& reason) {
     failure_ = Unavailable("the device is lost: %s", FromAbsl(reason.message()));
     hangs_ = absl::IsDeadlineExceeded(reason);
   }
-  woken_ = true;
+  Wake();
 }
 
 uint64_t CopyLane::NowMs() const {
@@ -150,7 +155,8 @@ bool CopyLane::TakeIncoming() {
     absl::MutexLock lock(&mutex_);
     // The end may have been asked for while the last copies were under way.
     if (!stopping_ || !actives_.empty()) {
-      mutex_.AwaitWithTimeout(absl::Condition(&woken_), patience);
+      wake_.WaitFor(mutex_, patience,
+                    [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return woken_; });
     }
     woken_ = false;
     actives_.splice(actives_.end(), incoming_);
@@ -340,7 +346,7 @@ void CopyLane::StartCheck(Active& active) {
   checksums_->Submit(active.job.host, [this, &active](uint32_t crc32c) {
     absl::MutexLock lock(&mutex_);
     checked_.push_back({.active = &active, .crc32c = crc32c});
-    woken_ = true;
+    Wake();
   });
 }
 

@@ -18,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "proto/base/timed_wait.h"
 #include "tiers/cuda/checksum_pool.h"
 #include "tiers/cuda/driver.h"
 #include "tiers/cuda/owned.h"
@@ -191,6 +192,8 @@ class CopyLane {
   void StartCheck(Active& active) ABSL_LOCKS_EXCLUDED(mutex_);
   void FinishCheck(Active& active, uint32_t crc32c);
   void Settle(uint64_t now_ms);
+  // Lets the lane's thread look at what has changed.
+  void Wake() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Nothing of it is under way any more, and it has its status.
   bool IsOver(Active& active, uint64_t now_ms);
   void Answer(Active& active);
@@ -223,6 +226,7 @@ class CopyLane {
   bool hangs_ ABSL_GUARDED_BY(mutex_) = false;
   // Anything above changed.
   bool woken_ ABSL_GUARDED_BY(mutex_) = false;
+  TimedCondition wake_;
   std::atomic<bool> limit_is_lifted_ = false;
   std::atomic<uint64_t> direct_bytes_ = 0;
   std::atomic<uint64_t> staged_bytes_ = 0;

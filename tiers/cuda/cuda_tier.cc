@@ -77,11 +77,16 @@ CudaTier::CudaTier(std::unique_ptr<CudaDevice> device, const Options& options,
       pinned_(device_.get(),
               {.chunk_bytes = options.pin_chunk_bytes, .on_failure = options.on_pin_failure}) {}
 
+void CudaTier::Wake() {
+  woken_ = true;
+  wake_.NotifyAll();
+}
+
 CudaTier::~CudaTier() {
   {
     absl::MutexLock lock(&mutex_);
     stopping_ = true;
-    woken_ = true;
+    Wake();
   }
   if (keeper_.joinable()) keeper_.join();
   // Before the segments go: copies may still touch them. Either lane may find the device lost, and
@@ -154,7 +159,7 @@ absl::StatusOr<ReplicaId> CudaTier::Reserve(uint32_t payload_bytes, OwnerIdx own
     if (!retired.empty()) {
       retired_.push_back(retired.mapped().memory);
       ++due_count_;
-      woken_ = true;
+      Wake();
     }
   }
   const uint32_t segment_idx = reservation.slot.place.segment_idx;
@@ -295,7 +300,7 @@ void CudaTier::MarkLost(const absl::Status& reason) {
     if (!lost_.ok()) return;
     lost_ =
         Unavailable("hbm: CUDA device %d is lost: %s", device_->info().ordinal, reason.ToString());
-    woken_ = true;
+    Wake();
   }
   pinned_.Abandon();
   to_device_->Fail(reason);
@@ -309,9 +314,8 @@ void CudaTier::Keep() {
     bool due = false;
     {
       absl::MutexLock lock(&mutex_);
-      mutex_.AwaitWithTimeout(
-          absl::Condition(&woken_),
-          due_count_ > 0 ? kReplaceRetry : absl::Milliseconds(options_.probe_ms));
+      wake_.WaitFor(mutex_, due_count_ > 0 ? kReplaceRetry : absl::Milliseconds(options_.probe_ms),
+                    [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return woken_; });
       if (stopping_) return;
       woken_ = false;
       retired.swap(retired_);
@@ -350,7 +354,7 @@ void CudaTier::Replace(std::vector<std::shared_ptr<CudaMemory>> retired) {
       --due_count_;
     }
     // More may be due; after a failure, only later.
-    if (status.ok() && due_count_ > 0) woken_ = true;
+    if (status.ok() && due_count_ > 0) Wake();
   }
   if (!lost) return;
   // The device may be zeroing it yet, for all that is known.

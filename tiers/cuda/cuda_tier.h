@@ -14,6 +14,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "proto/base/timed_wait.h"
 #include "tiers/cuda/copy_lane.h"
 #include "tiers/cuda/driver.h"
 #include "tiers/cuda/owned.h"
@@ -123,6 +124,8 @@ class CudaTier final : public MappedTier {
   // No copy touches the slot any more.
   void Released(ReplicaId replica) ABSL_LOCKS_EXCLUDED(mutex_);
   void MarkLost(const absl::Status& reason) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Lets the keeper look at what has changed.
+  void Wake() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The keeper's thread: destroys retired segments, makes new ones, probes the device, tells of its
   // loss.
   void Keep();
@@ -152,6 +155,7 @@ class CudaTier final : public MappedTier {
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   // For the keeper: anything above that concerns it has changed.
   bool woken_ ABSL_GUARDED_BY(mutex_) = false;
+  TimedCondition wake_;
 
   PinnedSegments pinned_;
   std::unique_ptr<CopyLane> to_device_;

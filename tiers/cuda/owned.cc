@@ -5,8 +5,8 @@
 
 #include <cerrno>
 
-#include "absl/time/clock.h"
 #include "proto/base/status_util.h"
+#include "proto/base/timed_wait.h"
 
 namespace kvtier {
 namespace {
@@ -83,11 +83,11 @@ CudaMemory::~CudaMemory() {
 }
 
 absl::Status AwaitDone(CudaDevice& device, CudaEvent event, absl::Duration timeout) {
-  const absl::Time deadline = absl::Now() + timeout;
+  const MonotonicTime deadline = MonotonicDeadline(timeout);
   while (true) {
     KVT_ASSIGN_OR_RETURN(const bool done, device.IsDone(event));
     if (done) return absl::OkStatus();
-    if (absl::Now() >= deadline) {
+    if (TimeUntil(deadline) <= absl::ZeroDuration()) {
       return DeadlineExceeded("work on the device was not done in %s",
                               FromAbsl(absl::FormatDuration(timeout)));
     }

@@ -23,6 +23,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "proto/base/timed_wait.h"
 #include "tiers/nvme/block_index.h"
 #include "tiers/nvme/data_dir.h"
 #include "tiers/nvme/io_engine.h"
@@ -246,6 +247,8 @@ class NvmeTier::Impl final : public SegmentObserver {
   mutable absl::Mutex mutex_;
   bool is_recovered_ ABSL_GUARDED_BY(mutex_) = false;
   bool is_closing_ ABSL_GUARDED_BY(mutex_) = false;
+  // is_closing_, for the scrub, which waits for it.
+  TimedNotification scrub_end_;
   bool is_io_done_ ABSL_GUARDED_BY(mutex_) = false;
   std::optional<absl::Status> engine_made_ ABSL_GUARDED_BY(mutex_);
   std::string engine_name_ ABSL_GUARDED_BY(mutex_);

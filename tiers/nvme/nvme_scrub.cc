@@ -79,10 +79,7 @@ bool NvmeTier::Impl::ScrubRound() {
 }
 
 // False: the tier closes.
-bool NvmeTier::Impl::ScrubPause(absl::Duration duration) {
-  absl::MutexLock lock(&mutex_);
-  return !mutex_.AwaitWithTimeout(absl::Condition(&is_closing_), duration);
-}
+bool NvmeTier::Impl::ScrubPause(absl::Duration duration) { return !scrub_end_.WaitFor(duration); }
 
 bool NvmeTier::Impl::ScrubSegment(uint32_t segment_idx) {
   std::vector<ReplicaId> members;

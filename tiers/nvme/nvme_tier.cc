@@ -204,6 +204,7 @@ void NvmeTier::Impl::Close() {
     absl::MutexLock lock(&mutex_);
     is_closing_ = true;
   }
+  scrub_end_.Notify();
   if (scrub_thread_.joinable()) scrub_thread_.join();
   if (io_thread_.joinable()) {
     if (engine_ != nullptr) engine_->Wake();

@@ -15,6 +15,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "proto/base/check.h"
+#include "proto/base/timed_wait.h"
 #include "tiers/nvme/io_engine.h"
 
 namespace kvtier::nvme {
@@ -52,8 +53,8 @@ class PreadEngine final : public IoEngine {
     std::vector<Completion> completed;
     {
       absl::MutexLock lock(&mutex_);
-      mutex_.AwaitWithTimeout(absl::Condition(this, &PreadEngine::HasNews),
-                              absl::Milliseconds(timeout_ms));
+      news_.WaitFor(mutex_, absl::Milliseconds(timeout_ms),
+                    [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return HasNews(); });
       is_woken_ = false;
       completed.swap(completed_);
     }
@@ -64,6 +65,7 @@ class PreadEngine final : public IoEngine {
   void Wake() override {
     absl::MutexLock lock(&mutex_);
     is_woken_ = true;
+    news_.NotifyAll();
   }
 
  private:
@@ -90,6 +92,7 @@ class PreadEngine final : public IoEngine {
       while (!result) result = op->Advance(Attempt(*op));
       absl::MutexLock lock(&mutex_);
       completed_.push_back({.op = std::move(op), .result = *result});
+      news_.NotifyAll();
     }
   }
 
@@ -126,6 +129,7 @@ class PreadEngine final : public IoEngine {
   const IoEngineOptions options_;
   int pending_count_ = 0;
   absl::Mutex mutex_;
+  TimedCondition news_;
   std::deque<std::unique_ptr<IoOp>> queue_ ABSL_GUARDED_BY(mutex_);
   std::vector<Completion> completed_ ABSL_GUARDED_BY(mutex_);
   bool is_woken_ ABSL_GUARDED_BY(mutex_) = false;
