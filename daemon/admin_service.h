@@ -13,6 +13,8 @@
 
 namespace kvtier {
 
+class StripedTier;
+
 // kvtier.v1.AdminService. Thread-safe; no method waits (gRPC callback API).
 class AdminService final : public v1::AdminService::CallbackService {
  public:
@@ -20,8 +22,6 @@ class AdminService final : public v1::AdminService::CallbackService {
     uint64_t epoch = 0;
     // "cpu" or "cuda".
     std::string device;
-    // Empty without nvme.
-    std::string io_engine;
     uint64_t write_bytes_per_day_max = 0;
   };
 
@@ -55,6 +55,8 @@ class AdminService final : public v1::AdminService::CallbackService {
  private:
   core::CoreCounters Counters();
   absl::StatusOr<std::vector<core::BlockSummary>> FindBlocks(const v1::WhereRequest& request);
+  // Null: there is none.
+  const StripedTier* Nvme() const;
   void FillNvme(v1::NvmeStats* nvme) const;
   void FillTier(TierId id, const core::TierCounters& counters,
                 v1::GetTiersResponse* response) const;

@@ -31,6 +31,7 @@
 #include "daemon/status_page.h"
 #include "policy/policy.h"
 #include "proto/base/status_util.h"
+#include "proto/base/timed_wait.h"
 #include "tiers/cuda/cuda_tier.h"
 #include "tiers/cuda/real_driver.h"
 
@@ -47,11 +48,8 @@ constexpr uint64_t kDescriptorsBesideSegments = 256;
 constexpr uint64_t kFirstIdMask = (1ULL << 62) - 1;
 // Of the time to stop: what closing sockets and tiers may take.
 constexpr uint64_t kCloseMsMax = 1000;
-
-// The engine without the reason why it is not a better one: "pread, without io_uring: ...".
-std::string NameOf(const std::string& io_engine) {
-  return io_engine.substr(0, io_engine.find(','));
-}
+// Blocks of a drive that comes back are taken over so many at a time, beside everybody's calls.
+constexpr size_t kAdoptedPerTurn = 256;
 
 NvmeIoEngine ParseIoEngine(const std::string& name) {
   if (name == "io_uring") return NvmeIoEngine::kIoUring;
@@ -154,6 +152,21 @@ void Daemon::OnNvmeBlockLost(const NamespaceHash& namespace_hash, const Key& key
   store_->Run([&](core::StoreCore& core, core::TimeMs now_ms, core::Effects* effects) {
     core.LoseNvmeBlock(namespace_hash, key, now_ms, effects);
   });
+}
+
+void Daemon::OnNvmeJoined(const StripedTier::Blocks& blocks) {
+  std::span<const StripedTier::Blocks::value_type> rest(blocks);
+  while (!rest.empty()) {
+    const auto batch = rest.first(std::min(rest.size(), kAdoptedPerTurn));
+    rest = rest.subspan(batch.size());
+    std::vector<ReplicaId> refused;
+    store_->Run([&](core::StoreCore& core, core::TimeMs, core::Effects*) {
+      for (const auto& [meta, replica] : batch) {
+        if (!core.AdoptLate(meta, replica)) refused.push_back(replica);
+      }
+    });
+    for (const ReplicaId replica : refused) nvme_->Free(replica);
+  }
 }
 
 absl::Status Daemon::failure() const {
@@ -290,7 +303,10 @@ absl::Status Daemon::OpenStore() {
     policy_file_ = std::make_unique<PolicyFile>(config_.server.data_dir + "/policy", store_.get());
   }
   WarnAboutDescriptors();
-  if (nvme_ != nullptr) WarnAboutDisk();
+  if (nvme_ != nullptr) {
+    WarnAboutDisk();
+    nvme_->StartRejoining([this](const StripedTier::Blocks& blocks) { OnNvmeJoined(blocks); });
+  }
   return absl::OkStatus();
 }
 
@@ -301,7 +317,7 @@ void Daemon::WarnAboutDescriptors() const {
   for (const MemoryTierConfig& tier : {config_.hbm, config_.host}) {
     wanted_count += tier.capacity_bytes / tier.segment_bytes;
   }
-  if (nvme_ != nullptr) {
+  if (nvme_ != nullptr && nvme_->Stats().segment_bytes > 0) {
     wanted_count += config_.nvme.capacity_bytes / nvme_->Stats().segment_bytes;
   }
   if (limit.rlim_cur >= wanted_count) return;
@@ -361,7 +377,6 @@ absl::Status Daemon::Listen() {
   admin_service_ = std::make_unique<AdminService>(
       AdminService::Options{.epoch = epoch_,
                             .device = config_.hbm_device.device,
-                            .io_engine = nvme_ == nullptr ? "" : NameOf(nvme_->Stats().io_engine),
                             .write_bytes_per_day_max = config_.nvme.write_bytes_per_day_max},
       store_.get(), &tenants_);
   grpc::EnableDefaultHealthCheckService(true);
@@ -467,20 +482,25 @@ void Daemon::FlushToNvme(uint64_t deadline_ms) {
   }
 }
 
-void Daemon::StopServers(uint64_t grace_ms) {
-  const auto deadline = std::chrono::system_clock::now() + std::chrono::milliseconds(grace_ms);
-  absl::Notification stopped;
-  // At the deadline gRPC cancels the calls, but it cannot end one whose peer has stopped reading:
-  // the message that is on its way is never done. Such connections are cut.
-  const std::jthread cutter([&] {
-    if (stopped.WaitForNotificationWithTimeout(absl::Milliseconds(2 * grace_ms))) return;
-    ShutDownAccepted(run_dir_.engine_socket());
-    ShutDownAccepted(run_dir_.admin_socket());
-  });
+uint64_t Daemon::CloseMs() const {
+  return std::min<uint64_t>(kCloseMsMax, config_.server.drain_timeout_ms / 2);
+}
+
+// At the deadline of StopServers gRPC cancels the calls, but it cannot end one whose peer has
+// stopped reading: the message that is on its way is never done. Such connections are cut.
+void Daemon::CutConnections() {
+  if (servers_stopped_.WaitFor(absl::Milliseconds(2 * GraceMs()))) return;
+  ShutDownAccepted(run_dir_.engine_socket());
+  ShutDownAccepted(run_dir_.admin_socket());
+}
+
+void Daemon::StopServers() {
+  const auto deadline = std::chrono::system_clock::now() + std::chrono::milliseconds(GraceMs());
+  cutter_.Begin();
   for (grpc::Server* server : {server_.get(), admin_server_.get()}) {
     if (server != nullptr) server->Shutdown(deadline);
   }
-  stopped.Notify();
+  servers_stopped_.Notify();
   server_.reset();
   admin_server_.reset();
 }
@@ -492,8 +512,6 @@ void Daemon::Stop() {
     serving_ = false;
   }
   const uint64_t start_ms = MonotonicMs();
-  const uint64_t timeout_ms = config_.server.drain_timeout_ms;
-  const uint64_t close_ms = std::min(kCloseMsMax, timeout_ms / 2);
   if (admin_service_ != nullptr) admin_service_->SetDraining();
   SetServing(false);
   if (store_ != nullptr) {
@@ -505,8 +523,9 @@ void Daemon::Stop() {
   if (auto* const cuda = dynamic_cast<CudaTier*>(hbm_.get()); cuda != nullptr) {
     cuda->LiftDemoteLimit();
   }
-  if (nvme_ != nullptr && store_ != nullptr) FlushToNvme(start_ms + timeout_ms - close_ms);
-  StopServers(close_ms / 4);
+  if (nvme_ != nullptr && store_ != nullptr)
+    FlushToNvme(start_ms + config_.server.drain_timeout_ms - CloseMs());
+  StopServers();
   http_.reset();
   handles_.reset();
   session_calls_.reset();
@@ -516,6 +535,7 @@ void Daemon::Stop() {
     Log(LogLevel::kWarning, "sockets not removed", {{"error", FromAbsl(removed.message())}});
   }
   policy_file_.reset();
+  if (nvme_ != nullptr) nvme_->EndRejoining();
   store_.reset();
   if (nvme_ != nullptr) nvme_->Close();
 }

@@ -19,8 +19,10 @@
 #include "daemon/policy_file.h"
 #include "daemon/run_dir.h"
 #include "daemon/session_table.h"
+#include "daemon/standby_thread.h"
 #include "daemon/store.h"
 #include "daemon/tenants.h"
+#include "proto/base/timed_wait.h"
 #include "tiers/cuda/driver.h"
 #include "tiers/memory/memory_tier.h"
 #include "tiers/memory/segment_keeper.h"
@@ -81,6 +83,8 @@ class Daemon {
   // Says what of the disk an operator should look at.
   void WarnAboutDescriptors() const;
   void WarnAboutDisk() const;
+  // A drive has come back.
+  void OnNvmeJoined(const StripedTier::Blocks& blocks);
   absl::Status Listen();
   absl::Status ListenHttp();
   absl::StatusOr<std::unique_ptr<grpc::Server>> ListenGrpc(grpc::Service* service,
@@ -88,7 +92,11 @@ class Daemon {
                                                            uint32_t socket_mode);
   void SetServing(bool ready);
   // Ends the gRPC servers: calls get `grace_ms` to end by themselves.
-  void StopServers(uint64_t grace_ms);
+  // What closing sockets and tiers may take at the end, and calls in progress of it.
+  uint64_t CloseMs() const;
+  uint64_t GraceMs() const { return CloseMs() / 4; }
+  void CutConnections();
+  void StopServers();
   // Writes memory to nvme until `deadline_ms`.
   void FlushToNvme(uint64_t deadline_ms);
 
@@ -123,6 +131,8 @@ class Daemon {
   // What /readyz answers; no other data is published with it.
   std::atomic<bool> ready_{false};
   bool stopped_ = false;
+  TimedNotification servers_stopped_;
+  StandbyThread cutter_{[this] { CutConnections(); }};
 };
 
 }  // namespace kvtier

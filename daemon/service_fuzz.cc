@@ -88,9 +88,8 @@ class Served {
                                                              .sessions = &sessions_,
                                                              .session_calls = &session_calls_,
                                                              .data_calls = &data_calls_});
-    admin_ = std::make_unique<AdminService>(
-        AdminService::Options{.epoch = 1, .device = "cpu", .io_engine = {}}, store_.get(),
-        &tenants_);
+    admin_ = std::make_unique<AdminService>(AdminService::Options{.epoch = 1, .device = "cpu"},
+                                            store_.get(), &tenants_);
     OpenSession();
   }
   ~Served() {

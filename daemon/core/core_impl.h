@@ -418,6 +418,7 @@ class StoreCore::Impl {
   // --- looking.cc ---
   bool Waits() const;
   bool Adopt(const BlockMeta& meta, size_t tier, ReplicaId replica);
+  bool AdoptLate(const BlockMeta& meta, ReplicaId nvme_replica);
   CoreCounters Counters() const;
   std::vector<ContextSummary> Contexts(size_t limit) const;
   BlockSummary Summary(const Entry& entry) const;

@@ -31,6 +31,15 @@ bool StoreCore::Impl::Adopt(const BlockMeta& meta, size_t tier, ReplicaId replic
   return true;
 }
 
+bool StoreCore::Impl::AdoptLate(const BlockMeta& meta, ReplicaId nvme_replica) {
+  const auto ns = namespace_of_hash_.find(meta.namespace_hash);
+  if (ns != namespace_of_hash_.end()) {
+    const EntryIdx known = Find(ns->second, meta.key);
+    if (known != kNoEntry && At(known).state != EntryState::kGhost) return false;
+  }
+  return Adopt(meta, kNvme, nvme_replica);
+}
+
 bool StoreCore::Impl::Waits() const {
   return !reserve_waiters_.empty() || !acquire_waiters_.empty() || !pauses_.empty() ||
          !flushes_.empty() || !ticket_queue_.empty();

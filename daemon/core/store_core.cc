@@ -24,6 +24,10 @@ bool StoreCore::AdoptHost(const BlockMeta& meta, ReplicaId host_replica) {
   return impl_->Adopt(meta, kHost, host_replica);
 }
 
+bool StoreCore::AdoptLate(const BlockMeta& meta, ReplicaId nvme_replica) {
+  return impl_->AdoptLate(meta, nvme_replica);
+}
+
 std::string StoreCore::SavePolicy() const { return impl_->SavePolicy(); }
 
 absl::Status StoreCore::RestorePolicy(std::string_view saved) {

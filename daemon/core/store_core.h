@@ -234,6 +234,9 @@ class StoreCore {
   bool Adopt(const BlockMeta& meta, ReplicaId nvme_replica);
   // The same for host; first host, then nvme, which may have the same blocks.
   bool AdoptHost(const BlockMeta& meta, ReplicaId host_replica);
+  // The same for nvme at any time: a drive has come back. False also for a block that the core
+  // holds on another tier or that is being filled, which may be on its way to nvme.
+  bool AdoptLate(const BlockMeta& meta, ReplicaId nvme_replica);
 
   // See policy::EvictionPolicy.
   std::string SavePolicy() const;

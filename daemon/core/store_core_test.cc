@@ -375,6 +375,24 @@ TEST_F(StoreCoreTest, AdoptsABlockOfHostAndNvmeOnceEach) {
   EXPECT_EQ(Lookup(keys), (std::vector<uint8_t>{kResidentHost | kResidentNvme}));
 }
 
+TEST_F(StoreCoreTest, AdoptsLateOnlyWhatItDoesNotHold) {
+  Start(4, 4, 8);
+  const auto keys = Chain(1, 3);
+  Put(std::span(keys).first(1));
+  ASSERT_EQ(Reserve(std::span(keys).subspan(1, 1), keys[0]), std::vector{BlockStatus::kOk});
+  BlockMeta meta;
+  meta.namespace_hash = Spec().hash;
+  meta.payload_bytes = FakeSlots::kBlockBytes;
+  for (uint32_t depth = 0; depth < 3; ++depth) {
+    meta.key = keys[depth];
+    meta.parent = depth == 0 ? Key{} : keys[depth - 1];
+    meta.depth = depth;
+    const ReplicaId replica = *nvme_->Reserve(FakeSlots::kBlockBytes, 0);
+    EXPECT_EQ(core_->AdoptLate(meta, replica), depth == 2) << depth;
+    core_->CheckInvariants();
+  }
+}
+
 TEST_F(StoreCoreTest, TellsTiersWhatTheyHoldForGood) {
   Start(2, 2, 8);
   const auto keys = Chain(1, 4);

@@ -54,6 +54,35 @@ void FlushToNvme(const DaemonProcess& daemon) {
   ASSERT_TRUE(flushed.ok()) << flushed.status();
 }
 
+bool NvmeDegraded(const DaemonProcess& daemon) {
+  const auto response = Tiers(daemon);
+  for (const auto& tier : response.tiers()) {
+    if (tier.tier() == v1::TIER_NVME) return tier.degraded();
+  }
+  return false;
+}
+
+// A file system of a few bytes over a directory, where that may be made.
+class SmallDisk {
+ public:
+  SmallDisk(std::string path, const char* options)
+      : path_(std::move(path)), mounted_(mount("tmpfs", path_.c_str(), "tmpfs", 0, options) == 0) {}
+  ~SmallDisk() {
+    if (mounted_) umount2(path_.c_str(), MNT_DETACH);
+  }
+  SmallDisk(const SmallDisk&) = delete;
+  SmallDisk& operator=(const SmallDisk&) = delete;
+
+  bool mounted() const { return mounted_; }
+  bool Resize(const char* options) const {
+    return mount("tmpfs", path_.c_str(), "tmpfs", MS_REMOUNT, options) == 0;
+  }
+
+ private:
+  const std::string path_;
+  const bool mounted_;
+};
+
 class FailureTableTest : public ::testing::Test {
  protected:
   void StartDaemon(std::vector<std::string> more = {}) {
@@ -206,30 +235,19 @@ TEST_F(FailureTableTest, FlippedBytesOnDiskAreMissesAndCounted) {
 TEST_F(FailureTableTest, DiskFullDegradesOnlyNvmeAndHealsAlone) {
   StartDaemon();
   daemon_->Kill9();
-  if (mount("tmpfs", daemon_->data_dir().c_str(), "tmpfs", 0, "size=12m") != 0) {
-    GTEST_SKIP() << "mounting a small tmpfs needs root: " << strerror(errno);
-  }
-  struct Unmount {
-    std::string path;
-    ~Unmount() { umount2(path.c_str(), MNT_DETACH); }
-  } unmount{daemon_->data_dir()};
+  const SmallDisk disk(daemon_->data_dir(), "size=12m");
+  if (!disk.mounted()) GTEST_SKIP() << "mounting a small tmpfs needs root";
   ASSERT_TRUE(daemon_->Start().ok()) << daemon_->Log();
   Connect();
   Put(2400);
-  const auto nvme_degraded = [&] {
-    const auto response = Tiers(*daemon_);
-    for (const auto& tier : response.tiers()) {
-      if (tier.tier() == v1::TIER_NVME) return tier.degraded();
-    }
-    return false;
-  };
+  const auto nvme_degraded = [&] { return NvmeDegraded(*daemon_); };
   EXPECT_TRUE(Eventually(milliseconds(10'000), nvme_degraded)) << daemon_->Log();
   EXPECT_EQ(Check(2400).wrong, 0U);
   const auto fresh = MakeChain(ns_, 7, 8);
   EXPECT_EQ(*PutChain(client_.get(), ns_, fresh), 8U) << "memory tiers must serve";
   EXPECT_EQ(CheckChain(client_.get(), ns_, fresh)->right, 8U);
 
-  ASSERT_EQ(mount("tmpfs", daemon_->data_dir().c_str(), "tmpfs", MS_REMOUNT, "size=256m"), 0);
+  ASSERT_TRUE(disk.Resize("size=256m"));
   EXPECT_TRUE(Eventually(milliseconds(60'000), [&] {
     (void)PutChain(client_.get(), ns_, fresh);
     return !nvme_degraded();
@@ -238,6 +256,29 @@ TEST_F(FailureTableTest, DiskFullDegradesOnlyNvmeAndHealsAlone) {
   daemon_->Kill9();
   ASSERT_TRUE(daemon_->Start().ok());
   EXPECT_EQ(CheckChain(client_.get(), ns_, fresh)->right, 8U);
+  daemon_->Kill9();
+}
+
+TEST_F(FailureTableTest, ADiskThatIsFullAtTheStartJoinsOnceItHasRoom) {
+  daemon_ = std::make_unique<DaemonProcess>(g_kvtierd, SmallTiers());
+  std::filesystem::create_directories(daemon_->data_dir());
+  const SmallDisk disk(daemon_->data_dir(), "size=64k");
+  if (!disk.mounted()) GTEST_SKIP() << "mounting a small tmpfs needs root";
+  std::ofstream(daemon_->data_dir() + "/somebody's") << std::string(128 << 10, 'x');
+  ASSERT_TRUE(daemon_->Start().ok()) << daemon_->Log();
+  Connect();
+  EXPECT_TRUE(NvmeDegraded(*daemon_));
+  const auto chain = MakeChain(ns_, 7, 8);
+  EXPECT_EQ(*PutChain(client_.get(), ns_, chain), 8U) << "memory tiers must serve";
+  EXPECT_EQ(CheckChain(client_.get(), ns_, chain)->right, 8U);
+
+  ASSERT_TRUE(disk.Resize("size=256m"));
+  EXPECT_TRUE(Eventually(milliseconds(60'000), [&] { return !NvmeDegraded(*daemon_); }))
+      << daemon_->Log();
+  FlushToNvme(*daemon_);
+  daemon_->Kill9();
+  ASSERT_TRUE(daemon_->Start().ok());
+  EXPECT_EQ(CheckChain(client_.get(), ns_, chain)->right, 8U);
   daemon_->Kill9();
 }
 

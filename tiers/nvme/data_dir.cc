@@ -47,7 +47,7 @@ absl::Status CheckIsFolder(const std::string& path) {
     return FailedPrecondition("%s is a link: configure the directory that it leads to", path);
   }
   if (!fs::exists(status) || fs::is_directory(status)) return absl::OkStatus();
-  return Unavailable("%s is no directory", path);
+  return NotFound("%s is no directory", path);
 }
 
 }  // namespace

@@ -170,7 +170,8 @@ absl::Status NvmeTier::Impl::StartThreads() {
     absl::MutexLock lock(&mutex_);
     mutex_.Await(absl::Condition(
         +[](std::optional<absl::Status>* made) { return made->has_value(); }, &engine_made_));
-    KVT_RETURN_IF_ERROR(*engine_made_);
+    // Asked for and refused, which waiting does not change.
+    if (!engine_made_->ok()) return FailedPrecondition("%s", FromAbsl(engine_made_->message()));
   }
   index_thread_ = std::jthread([this] {
     pthread_setname_np(pthread_self(), "kvt-nvme-index");

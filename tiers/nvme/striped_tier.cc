@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tiers/nvme/striped_tier.h"
 
+#include <pthread.h>
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
@@ -16,6 +17,8 @@ namespace kvtier {
 namespace {
 
 constexpr ReplicaId kStride = StripedTier::kMemberCountMax;
+// Between two tries to open a drive, in intervals of healing: opening costs more than probing.
+constexpr int kRejoinIntervals = 5;
 
 ReplicaId IdOf(ReplicaId in_member, size_t drive_idx) { return in_member * kStride + drive_idx; }
 ReplicaId InMember(ReplicaId replica) { return replica / kStride; }
@@ -23,6 +26,11 @@ ReplicaId InMember(ReplicaId replica) { return replica / kStride; }
 // No other drive makes these good: the configuration or the owner has to change.
 bool IsFatal(const absl::Status& status) {
   return absl::IsFailedPrecondition(status) || absl::IsInvalidArgument(status);
+}
+
+// Of the drive, which may be replaced, emptied or mounted again while the daemon runs.
+bool MayPass(const absl::Status& status) {
+  return absl::IsUnavailable(status) || absl::IsResourceExhausted(status);
 }
 
 // Is `inner` the same directory as `outer`, or below it? By their names without links.
@@ -65,44 +73,117 @@ int Slowness(const std::string& io_engine) {
 absl::StatusOr<std::unique_ptr<StripedTier>> StripedTier::Create(
     const std::vector<std::string>& dirs, const NvmeOptions& options) {
   KVT_RETURN_IF_ERROR(CheckDirs(dirs));
-  std::vector<Drive> drives;
-  size_t used_count = 0;
+  std::unique_ptr<StripedTier> striped(new StripedTier());
+  absl::Status first_failure;
+  bool has_hope = false;
   for (const std::string& dir : dirs) {
-    NvmeOptions member = options;
-    member.dir = dir;
-    member.capacity_bytes = options.capacity_bytes / dirs.size();
-    member.write_bytes_per_day_max = options.write_bytes_per_day_max / dirs.size();
-    member.scrub_bytes_per_second = options.scrub_bytes_per_second / dirs.size();
-    auto tier = NvmeTier::Create(member);
+    Drive& drive = *striped->drives_.emplace_back(std::make_unique<Drive>());
+    drive.options = options;
+    drive.options.dir = dir;
+    drive.options.capacity_bytes = options.capacity_bytes / dirs.size();
+    drive.options.write_bytes_per_day_max = options.write_bytes_per_day_max / dirs.size();
+    drive.options.scrub_bytes_per_second = options.scrub_bytes_per_second / dirs.size();
+    auto tier = NvmeTier::Create(drive.options);
     if (IsFatal(tier.status())) return Annotate(tier.status(), dir);
-    drives.push_back({.dir = dir, .tier = nullptr, .failure = tier.status()});
     if (tier.ok()) {
-      drives.back().tier = std::move(tier).value();
-      ++used_count;
+      drive.tier = std::move(tier).value();
+      drive.in_use = drive.tier.get();
     } else {
-      spdlog::error("nvme: {} is left out: {}", dir, tier.status().ToString());
+      striped->LeaveOut(drive, tier.status());
+      first_failure.Update(Annotate(tier.status(), dir));
     }
+    has_hope = has_hope || tier.ok() || MayPass(tier.status());
   }
-  if (used_count == 0) return Annotate(drives.front().failure, drives.front().dir);
-  return std::unique_ptr<StripedTier>(new StripedTier(std::move(drives)));
+  if (!has_hope) return first_failure;
+  return striped;
 }
 
 void StripedTier::OnMapped(std::span<std::byte> segment) {
-  for (Drive& drive : drives_) {
-    if (drive.tier != nullptr) drive.tier->memory_observer().OnMapped(segment);
+  absl::MutexLock lock(&memory_mutex_);
+  memory_.push_back(segment);
+  for (const auto& drive : drives_) {
+    if (drive->tier != nullptr) drive->tier->memory_observer().OnMapped(segment);
   }
 }
 
 void StripedTier::OnUnmapping(std::span<std::byte> segment) {
-  for (Drive& drive : drives_) {
-    if (drive.tier != nullptr) drive.tier->memory_observer().OnUnmapping(segment);
+  absl::MutexLock lock(&memory_mutex_);
+  std::erase_if(memory_,
+                [&](std::span<std::byte> known) { return known.data() == segment.data(); });
+  for (const auto& drive : drives_) {
+    if (drive->tier != nullptr) drive->tier->memory_observer().OnUnmapping(segment);
   }
+}
+
+absl::Status StripedTier::FailureOf(const Drive& drive) const {
+  absl::MutexLock lock(&mutex_);
+  return drive.failure;
+}
+
+void StripedTier::LeaveOut(Drive& drive, const absl::Status& failure) {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (std::exchange(drive.failure, failure) == failure) return;
+  }
+  spdlog::error("nvme: {} is left out: {}", drive.options.dir, failure.ToString());
+}
+
+void StripedTier::StartRejoining(std::function<void(const Blocks&)> joined) {
+  const absl::Duration interval =
+      kRejoinIntervals * absl::Milliseconds(drives_.front()->options.heal_interval_ms);
+  rejoining_ = std::jthread([this, interval, joined = std::move(joined)] {
+    pthread_setname_np(pthread_self(), "kvt-nvme-join");
+    while (!rejoining_ends_.WaitFor(interval)) TryAgain(joined);
+  });
+}
+
+void StripedTier::EndRejoining() {
+  rejoining_ends_.Notify();
+  if (rejoining_.joinable()) rejoining_.join();
+}
+
+void StripedTier::TryAgain(const std::function<void(const Blocks&)>& joined) {
+  for (size_t i = 0; i < drives_.size() && !rejoining_ends_.HasBeenNotified(); ++i) {
+    Drive& drive = *drives_[i];
+    if (drive.in_use != nullptr) continue;
+    const absl::StatusOr<Blocks> blocks = Join(i);
+    if (!blocks.ok()) {
+      LeaveOut(drive, blocks.status());
+      continue;
+    }
+    spdlog::info("nvme: {} is in use again, with {} blocks", drive.options.dir, blocks->size());
+    joined(*blocks);
+  }
+}
+
+absl::StatusOr<StripedTier::Blocks> StripedTier::Join(size_t drive_idx) {
+  Drive& drive = *drives_[drive_idx];
+  KVT_ASSIGN_OR_RETURN(std::unique_ptr<NvmeTier> tier, NvmeTier::Create(drive.options));
+  Blocks blocks;
+  KVT_RETURN_IF_ERROR(tier->Recover([&](const BlockMeta& meta, ReplicaId replica) {
+    blocks.emplace_back(meta, IdOf(replica, drive_idx));
+  }));
+  absl::MutexLock lock(&memory_mutex_);
+  for (const std::span<std::byte> segment : memory_) tier->memory_observer().OnMapped(segment);
+  drive.tier = std::move(tier);
+  drive.in_use = drive.tier.get();
+  return blocks;
 }
 
 NvmeTier& StripedTier::TierOf(ReplicaId replica) const {
   const size_t drive_idx = replica % kStride;
-  KVT_CHECK(drive_idx < drives_.size() && drives_[drive_idx].failure.ok());
-  return *drives_[drive_idx].tier;
+  KVT_CHECK(drive_idx < drives_.size());
+  NvmeTier* const tier = drives_[drive_idx]->in_use;
+  KVT_CHECK(tier != nullptr);
+  return *tier;
+}
+
+std::vector<NvmeTier*> StripedTier::InUse() const {
+  std::vector<NvmeTier*> tiers;
+  for (const auto& drive : drives_) {
+    if (NvmeTier* const tier = drive->in_use; tier != nullptr) tiers.push_back(tier);
+  }
+  return tiers;
 }
 
 // Drives that take blocks: the first one drawn by free room, then the others, most room first.
@@ -110,8 +191,9 @@ std::vector<StripedTier::Choice> StripedTier::DrawOrder() {
   std::vector<Choice> choices;
   uint64_t total_bytes = 0;
   for (size_t i = 0; i < drives_.size(); ++i) {
-    if (!drives_[i].failure.ok() || drives_[i].tier->Health().degraded) continue;
-    const TierUsage usage = drives_[i].tier->Usage();
+    const NvmeTier* const tier = drives_[i]->in_use;
+    if (tier == nullptr || tier->Health().degraded) continue;
+    const TierUsage usage = tier->Usage();
     choices.push_back({.drive_idx = i, .free_bytes = usage.capacity_bytes - usage.used_bytes});
     total_bytes += choices.back().free_bytes;
   }
@@ -132,7 +214,8 @@ std::vector<StripedTier::Choice> StripedTier::DrawOrder() {
 absl::StatusOr<ReplicaId> StripedTier::Reserve(uint32_t payload_bytes, OwnerIdx owner) {
   absl::Status refusal = Unavailable("nvme: degraded: %s", Health().reason);
   for (const Choice& choice : DrawOrder()) {
-    const auto replica = drives_[choice.drive_idx].tier->Reserve(payload_bytes, owner);
+    NvmeTier* const tier = drives_[choice.drive_idx]->in_use;
+    const auto replica = tier->Reserve(payload_bytes, owner);
     if (replica.ok()) return IdOf(*replica, choice.drive_idx);
     // No room on one of them says more to the caller than a failure of the other.
     if (!absl::IsResourceExhausted(refusal)) refusal = replica.status();
@@ -143,19 +226,17 @@ absl::StatusOr<ReplicaId> StripedTier::Reserve(uint32_t payload_bytes, OwnerIdx 
 void StripedTier::Free(ReplicaId replica) { TierOf(replica).Free(InMember(replica)); }
 
 uint64_t StripedTier::FootprintBytes(uint32_t payload_bytes) const {
-  uint64_t most_bytes = 0;
-  for (const Drive& drive : drives_) {
-    if (!drive.failure.ok()) continue;
-    most_bytes = std::max(most_bytes, drive.tier->FootprintBytes(payload_bytes));
+  uint64_t most_bytes = payload_bytes;
+  for (const NvmeTier* const tier : InUse()) {
+    most_bytes = std::max(most_bytes, tier->FootprintBytes(payload_bytes));
   }
   return most_bytes;
 }
 
 TierUsage StripedTier::Usage() const {
   TierUsage total;
-  for (const Drive& drive : drives_) {
-    if (!drive.failure.ok()) continue;
-    const TierUsage usage = drive.tier->Usage();
+  for (const NvmeTier* const tier : InUse()) {
+    const TierUsage usage = tier->Usage();
     total.capacity_bytes += usage.capacity_bytes;
     total.used_bytes += usage.used_bytes;
     total.physical_bytes += usage.physical_bytes;
@@ -176,44 +257,52 @@ void StripedTier::Read(ReplicaId replica, const BlockMeta& meta, std::span<std::
 absl::Status StripedTier::Recover(const std::function<void(const BlockMeta&, ReplicaId)>& found) {
   absl::flat_hash_set<std::pair<Digest, Digest>> seen;
   absl::Status failure;
-  size_t used_count = 0;
+  bool has_hope = false;
   for (size_t i = 0; i < drives_.size(); ++i) {
-    Drive& drive = drives_[i];
-    if (!drive.failure.ok()) continue;
-    // Told only once the whole member is recovered: one that fails half-way leaves nothing.
-    std::vector<std::pair<BlockMeta, ReplicaId>> blocks;
-    const absl::Status recovered = drive.tier->Recover(
-        [&](const BlockMeta& meta, ReplicaId replica) { blocks.emplace_back(meta, replica); });
-    if (!recovered.ok()) {
-      spdlog::error("nvme: {} is left out: {}", drive.dir, recovered.ToString());
-      drive.failure = failure = Annotate(recovered, drive.dir);
-      drive.tier->Close();
+    Drive& drive = *drives_[i];
+    NvmeTier* const tier = drive.in_use;
+    if (tier == nullptr) {
+      has_hope = has_hope || MayPass(FailureOf(drive));
       continue;
     }
-    ++used_count;
+    // Told only once the whole member is recovered: one that fails half-way leaves nothing.
+    std::vector<std::pair<BlockMeta, ReplicaId>> blocks;
+    const absl::Status recovered = tier->Recover(
+        [&](const BlockMeta& meta, ReplicaId replica) { blocks.emplace_back(meta, replica); });
+    if (!recovered.ok()) {
+      LeaveOut(drive, recovered);
+      failure.Update(Annotate(recovered, drive.options.dir));
+      has_hope = has_hope || MayPass(recovered);
+      drive.in_use = nullptr;
+      tier->Close();
+      continue;
+    }
+    has_hope = true;
     for (const auto& [meta, replica] : blocks) {
       if (seen.insert({meta.namespace_hash, meta.key}).second) {
         found(meta, IdOf(replica, i));
       } else {
-        drive.tier->Free(replica);
+        tier->Free(replica);
       }
     }
   }
-  return used_count > 0 ? absl::OkStatus() : failure;
+  return has_hope ? absl::OkStatus() : failure;
 }
 
 TierHealth StripedTier::Health() const {
   TierHealth health{.degraded = true, .reason = ""};
-  for (const Drive& drive : drives_) {
+  for (const auto& drive : drives_) {
+    const NvmeTier* const tier = drive->in_use;
     const TierHealth member =
-        drive.failure.ok() ? drive.tier->Health()
-                           : TierHealth{.degraded = true, .reason = drive.failure.ToString()};
+        tier != nullptr ? tier->Health()
+                        : TierHealth{.degraded = true, .reason = FailureOf(*drive).ToString()};
     if (!member.degraded) {
       health.degraded = false;
       continue;
     }
     if (!health.reason.empty()) health.reason += "; ";
-    health.reason += drives_.size() == 1 ? member.reason : drive.dir + ": " + member.reason;
+    health.reason +=
+        drives_.size() == 1 ? member.reason : drive->options.dir + ": " + member.reason;
   }
   return health;
 }
@@ -221,9 +310,8 @@ TierHealth StripedTier::Health() const {
 NvmeStats StripedTier::Stats() const {
   NvmeStats total;
   total.is_direct = true;
-  for (const Drive& drive : drives_) {
-    if (!drive.failure.ok()) continue;
-    const NvmeStats stats = drive.tier->Stats();
+  for (const NvmeTier* const tier : InUse()) {
+    const NvmeStats stats = tier->Stats();
     if (Slowness(stats.io_engine) > Slowness(total.io_engine)) total.io_engine = stats.io_engine;
     total.registered_bytes += stats.registered_bytes;
     total.is_direct = total.is_direct && stats.is_direct;
@@ -248,22 +336,23 @@ NvmeStats StripedTier::Stats() const {
 
 std::vector<StripedTier::Member> StripedTier::Members() const {
   std::vector<Member> members;
-  for (const Drive& drive : drives_) {
-    Member& member = members.emplace_back(Member{.dir = drive.dir, .failure = "", .usage = {}});
-    if (!drive.failure.ok()) {
-      member.failure = drive.failure.ToString();
+  for (const auto& drive : drives_) {
+    Member& member =
+        members.emplace_back(Member{.dir = drive->options.dir, .failure = "", .usage = {}});
+    const NvmeTier* const tier = drive->in_use;
+    if (tier == nullptr) {
+      member.failure = FailureOf(*drive).ToString();
       continue;
     }
-    member.failure = drive.tier->Health().reason;
-    member.usage = drive.tier->Usage();
+    member.failure = tier->Health().reason;
+    member.usage = tier->Usage();
   }
   return members;
 }
 
 void StripedTier::Close() {
-  for (Drive& drive : drives_) {
-    if (drive.tier != nullptr) drive.tier->Close();
-  }
+  EndRejoining();
+  for (NvmeTier* const tier : InUse()) tier->Close();
 }
 
 }  // namespace kvtier

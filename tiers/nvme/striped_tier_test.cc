@@ -181,6 +181,109 @@ TEST_F(StripedTierTest, ADriveThatFailsWhileInUseIsLeftOutUntilItHeals) {
   EXPECT_EQ(ReadableCount(), 31);
 }
 
+// Nothing can be made on a drive that is full.
+class FullStorage final : public nvme::Storage {
+ public:
+  absl::StatusOr<bool> MakeFolder(const std::string& path) override {
+    if (is_full) return absl::ResourceExhaustedError("mkdir " + path + ": no space");
+    return Storage::MakeFolder(path);
+  }
+  std::atomic<bool> is_full = true;
+};
+
+// What StartRejoining tells.
+class Joined {
+ public:
+  void Add(const StripedTier::Blocks& blocks) {
+    absl::MutexLock lock(&mutex_);
+    blocks_.insert(blocks_.end(), blocks.begin(), blocks.end());
+    ++count_;
+  }
+  StripedTier::Blocks Await(int count) {
+    absl::MutexLock lock(&mutex_);
+    const auto enough = [&] { return count_ >= count; };
+    EXPECT_TRUE(mutex_.AwaitWithTimeout(absl::Condition(&enough), absl::Seconds(30)));
+    return blocks_;
+  }
+
+ private:
+  absl::Mutex mutex_;
+  StripedTier::Blocks blocks_;
+  int count_ = 0;
+};
+
+TEST_F(StripedTierTest, StartsOnFullDrivesAndTakesThemInOnceTheyWork) {
+  Open();
+  for (uint64_t seed = 0; seed < 30; ++seed) ASSERT_EQ(Put(seed), absl::OkStatus());
+  tier_.reset();
+  FullStorage storage;
+  NvmeOptions options = SmallOptions();
+  options.storage = &storage;
+  options.heal_interval_ms = 1;
+  Open(options);
+  EXPECT_TRUE(tier_->Health().degraded);
+  EXPECT_NE(tier_->Health().reason.find("no space"), std::string::npos) << tier_->Health().reason;
+  EXPECT_EQ(tier_->Reserve(100, 1).status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_GE(tier_->FootprintBytes(100), 100);
+  EXPECT_EQ(tier_->Usage().capacity_bytes, 0);
+  EXPECT_EQ(tier_->Stats().segment_bytes, 0);
+  EXPECT_EQ(ReadableCount(), 0);
+  auto host = MemoryTier::Create({.capacity_bytes = 4 << 20,
+                                  .segment_bytes = 1 << 20,
+                                  .observers = {&tier_->memory_observer()},
+                                  .prepare_thread_count = 2});
+  ASSERT_TRUE(host.ok()) << host.status();
+  ASSERT_EQ((*host)->Recover([](const BlockMeta&, ReplicaId) {}), absl::OkStatus());
+  Joined joined;
+  tier_->StartRejoining([&](const StripedTier::Blocks& blocks) { joined.Add(blocks); });
+  storage.is_full = false;
+  for (const auto& [meta, replica] : joined.Await(3)) held_.at(meta.key).replica = replica;
+  EXPECT_FALSE(tier_->Health().degraded);
+  EXPECT_EQ(tier_->Health().reason, "");
+  EXPECT_EQ(ReadableCount(), 30);
+  ASSERT_EQ(Put(100), absl::OkStatus());
+  // The drives were told of the memory that was there before them, and let it go.
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  while (tier_->Stats().io_engine == "io_uring" && tier_->Stats().registered_bytes == 0) {
+    ASSERT_LT(std::chrono::steady_clock::now(), deadline);
+    std::this_thread::yield();
+  }
+  for (const auto& [key, held] : held_) {
+    const uint32_t bytes = held.block.meta.payload_bytes;
+    const auto slot = (*host)->Reserve(bytes, 0);
+    ASSERT_TRUE(slot.ok()) << slot.status();
+    const std::span<std::byte> target = (*host)->Mapped(*slot);
+    EXPECT_EQ(ReadAndWait(*tier_, held.replica, held.block.meta, target), absl::OkStatus());
+    EXPECT_EQ(std::memcmp(target.data(), held.block.payload.bytes().data(), bytes), 0);
+    (*host)->Free(*slot);
+  }
+  host->reset();
+  EXPECT_EQ(tier_->Stats().registered_bytes, 0);
+  tier_.reset();
+}
+
+TEST_F(StripedTierTest, ADriveThatIsMountedAgainJoinsWithItsBlocks) {
+  Open();
+  for (uint64_t seed = 0; seed < 60; ++seed) ASSERT_EQ(Put(seed), absl::OkStatus());
+  tier_.reset();
+  fs::rename(dirs_[1], folder_.path() + "/away");
+  WriteFile(dirs_[1], "");
+  NvmeOptions options = SmallOptions();
+  options.heal_interval_ms = 1;
+  Open(options);
+  const int readable_count = ReadableCount();
+  ASSERT_LT(readable_count, 60);
+  Joined joined;
+  tier_->StartRejoining([&](const StripedTier::Blocks& blocks) { joined.Add(blocks); });
+  fs::remove(dirs_[1]);
+  fs::rename(folder_.path() + "/away", dirs_[1]);
+  const StripedTier::Blocks blocks = joined.Await(1);
+  EXPECT_EQ(static_cast<int>(blocks.size()), 60 - readable_count);
+  for (const auto& [meta, replica] : blocks) held_.at(meta.key).replica = replica;
+  EXPECT_EQ(ReadableCount(), 60);
+  EXPECT_EQ(tier_->Health().reason, "");
+}
+
 // Files of this drive cannot be removed.
 class StubbornStorage final : public nvme::Storage {
  public:
