@@ -279,6 +279,21 @@ TEST_F(MemoryPrepareTest, ServesWhatItCanWhenTheKernelHasNoMemory) {
   Put(1);
 }
 
+TEST_F(MemoryPrepareTest, IsDegradedWhileTheKernelHasNoMemoryForABlock) {
+  calls_.map_failures = 1 << 20;
+  Open();
+  WaitForPrepared();
+  EXPECT_FALSE(tier_->Health().degraded) << "nobody has asked yet";
+  EXPECT_EQ(tier_->Reserve(4096, 0).status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_TRUE(tier_->Health().degraded);
+  EXPECT_NE(tier_->Health().reason.find("Cannot allocate memory"), std::string::npos)
+      << tier_->Health().reason;
+  calls_.map_failures = 0;
+  Put(1);
+  EXPECT_FALSE(tier_->Health().degraded);
+  EXPECT_EQ(tier_->Health().reason, "");
+}
+
 TEST(MemoryPromiseTest, CountsWhatIsPromisedToOthers) {
   const absl::Status refused =
       MemoryTier::Create(

@@ -142,6 +142,7 @@ absl::StatusOr<std::shared_ptr<MemorySegment>> MemoryTier::TakeSegment() {
 
 absl::Status MemoryTier::Map(uint32_t segment_idx, OwnerIdx owner) {
   auto segment = TakeSegment();
+  map_status_ = segment.status();
   if (!segment.ok()) {
     return Unavailable("%s: %s", TierName(options_.id), segment.status().ToString());
   }
@@ -269,7 +270,11 @@ absl::Status MemoryTier::Recover(const std::function<void(const BlockMeta&, Repl
   return absl::OkStatus();
 }
 
-TierHealth MemoryTier::Health() const { return {}; }
+TierHealth MemoryTier::Health() const {
+  absl::MutexLock lock(&mutex_);
+  if (map_status_.ok()) return {};
+  return {.degraded = true, .reason = map_status_.ToString()};
+}
 
 SlotPlace MemoryTier::Place(ReplicaId replica) const {
   absl::MutexLock lock(&mutex_);

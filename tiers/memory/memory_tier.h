@@ -134,6 +134,7 @@ class MemoryTier final : public MappedTier {
   // long as that takes. `found` is called by several threads, but by one at a time. Also begins the
   // preparation.
   absl::Status Recover(const std::function<void(const BlockMeta&, ReplicaId)>& found) override;
+  // Degraded from when the kernel has no memory for a block until it has some again.
   TierHealth Health() const override;
   SlotPlace Place(ReplicaId replica) const override;
   absl::StatusOr<SegmentHandle> ExportSegment(uint32_t segment_idx, bool writable) const override;
@@ -272,6 +273,8 @@ class MemoryTier final : public MappedTier {
   uint32_t making_count_ ABSL_GUARDED_BY(mutex_) = 0;
   uint32_t named_count_ ABSL_GUARDED_BY(mutex_) = 0;
   bool locks_ ABSL_GUARDED_BY(mutex_);
+  // Of the last segment that a block needed.
+  absl::Status map_status_ ABSL_GUARDED_BY(mutex_);
   // The kernel gave no memory: no more spares.
   bool gave_up_ ABSL_GUARDED_BY(mutex_) = false;
   bool reported_ ABSL_GUARDED_BY(mutex_) = false;
