@@ -18,6 +18,8 @@ namespace {
 constexpr uint64_t kDaemonBytes = 1ULL << 30;
 // Segments of 32 MiB, connections and segment files; the unit's LimitNOFILE= is far above.
 constexpr uint64_t kDescriptorsMin = 8192;
+// Of these, for connections and what the libraries open.
+constexpr uint64_t kDescriptorsBesideSegments = 1024;
 // Below this a prefix of 1 GiB takes five seconds, and recomputing is the better choice.
 constexpr double kDiskBytesPerSecondMin = 200e6;
 constexpr int kCudaVersionMin = 13000;
@@ -92,11 +94,24 @@ Finding ExamineNuma(const DoctorFacts& facts) {
                  "own node (NUMAPolicy=bind and NUMAMask= in the unit)");
 }
 
-Finding ExamineDescriptors(const DoctorFacts& facts) {
+uint64_t SegmentCount(const DoctorPlan& plan) {
+  const auto count = [](uint64_t bytes, uint64_t segment_bytes) {
+    return segment_bytes == 0 ? 0 : bytes / segment_bytes;
+  };
+  return count(plan.hbm_bytes, plan.hbm_segment_bytes) +
+         count(plan.host_bytes, plan.host_segment_bytes) +
+         (plan.nvme_enabled ? count(plan.nvme_bytes, plan.nvme_segment_bytes) : 0);
+}
+
+Finding ExamineDescriptors(const DoctorPlan& plan, const DoctorFacts& facts) {
+  const uint64_t wanted_count =
+      std::max(kDescriptorsMin, kDescriptorsBesideSegments + SegmentCount(plan));
   const std::string found = HumanCount(facts.descriptor_max) + " at most";
-  if (facts.descriptor_max >= kDescriptorsMin) return Good("descriptors", found);
+  if (facts.descriptor_max >= wanted_count) return Good("descriptors", found);
   return Warning("descriptors", found,
-                 "LimitNOFILE=524288 in the unit: each segment and connection is one");
+                 absl::StrFormat("LimitNOFILE=%d or more in the unit: each segment and connection "
+                                 "is one",
+                                 std::max<uint64_t>(524'288, 2 * wanted_count)));
 }
 
 Finding ExamineUring(const DoctorFacts& facts) {
@@ -247,6 +262,9 @@ absl::StatusOr<DoctorPlan> ReadDoctorPlan(std::string_view toml_text) {
   KVT_RETURN_IF_ERROR(ReadBytes(config, "hbm.capacity_bytes", &plan.hbm_bytes));
   KVT_RETURN_IF_ERROR(ReadBytes(config, "host.capacity_bytes", &plan.host_bytes));
   KVT_RETURN_IF_ERROR(ReadBytes(config, "nvme.capacity_bytes", &plan.nvme_bytes));
+  KVT_RETURN_IF_ERROR(ReadBytes(config, "hbm.segment_bytes", &plan.hbm_segment_bytes));
+  KVT_RETURN_IF_ERROR(ReadBytes(config, "host.segment_bytes", &plan.host_segment_bytes));
+  KVT_RETURN_IF_ERROR(ReadBytes(config, "nvme.segment_bytes", &plan.nvme_segment_bytes));
   plan.nvme_enabled = config.at_path("nvme.enabled").value_or(plan.nvme_enabled);
   std::string huge_pages;
   ReadText(config, "host.huge_pages", &huge_pages);
@@ -257,7 +275,7 @@ absl::StatusOr<DoctorPlan> ReadDoctorPlan(std::string_view toml_text) {
 std::vector<Finding> Examine(const DoctorPlan& plan, const DoctorFacts& facts) {
   std::vector<Finding> findings = {ExamineCuda(plan, facts),    ExamineMemory(plan, facts),
                                    ExamineMemlock(plan, facts), ExamineHugePages(plan, facts),
-                                   ExamineNuma(facts),          ExamineDescriptors(facts),
+                                   ExamineNuma(facts),          ExamineDescriptors(plan, facts),
                                    ExamineRunDir(plan, facts),  ExamineClock(facts)};
   if (plan.nvme_enabled) {
     findings.push_back(ExamineData(plan, facts));

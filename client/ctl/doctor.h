@@ -22,6 +22,9 @@ struct DoctorPlan {
   uint64_t hbm_bytes = 64ULL << 20;
   uint64_t host_bytes = 256ULL << 20;
   uint64_t nvme_bytes = 1ULL << 30;
+  uint64_t hbm_segment_bytes = 16ULL << 20;
+  uint64_t host_segment_bytes = 32ULL << 20;
+  uint64_t nvme_segment_bytes = 64ULL << 20;
   bool nvme_enabled = true;
   bool reserved_huge_pages = false;
 };

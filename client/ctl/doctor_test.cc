@@ -88,6 +88,12 @@ INSTANTIATE_TEST_SUITE_P(
               "NUMAMask=", [](DoctorPlan*, DoctorFacts* facts) { facts->numa_node_count = 2; }},
         Fault{"descriptors", Verdict::kWarning, "LimitNOFILE=",
               [](DoctorPlan*, DoctorFacts* facts) { facts->descriptor_max = 1024; }},
+        Fault{"descriptors", Verdict::kWarning, "LimitNOFILE=4196376 or more",
+              [](DoctorPlan* plan, DoctorFacts* facts) {
+                facts->data_free_bytes = 4ULL << 40;
+                plan->nvme_bytes = 2ULL << 40;
+                plan->nvme_segment_bytes = 1ULL << 20;
+              }},
         Fault{"io_uring", Verdict::kWarning, "kernel.io_uring_disabled",
               [](DoctorPlan*, DoctorFacts* facts) { facts->io_uring_errno = EPERM; }},
         Fault{"io_uring", Verdict::kWarning, "seccomp profile",
@@ -154,13 +160,16 @@ TEST(DoctorTest, WithoutNvmeTheDiskIsNoMatter) {
 TEST(DoctorTest, ReadsTheDaemonsConfiguration) {
   const auto plan = ReadDoctorPlan(
       "[server]\ndata_dir = \"/data\"\n[hbm]\ndevice = \"cuda\"\ncapacity_bytes = \"2 GiB\"\n"
-      "[host]\ncapacity_bytes = 4096\nhuge_pages = \"reserved\"\n[nvme]\nenabled = false\n");
+      "[host]\ncapacity_bytes = 4096\nsegment_bytes = \"1 GiB\"\nhuge_pages = "
+      "\"reserved\"\n[nvme]\nenabled = false\n");
   ASSERT_TRUE(plan.ok()) << plan.status();
   EXPECT_EQ(plan->data_dir, "/data");
   EXPECT_EQ(plan->run_dir, DoctorPlan().run_dir);
   EXPECT_EQ(plan->device, "cuda");
   EXPECT_EQ(plan->hbm_bytes, 2ULL << 30);
   EXPECT_EQ(plan->host_bytes, 4096U);
+  EXPECT_EQ(plan->host_segment_bytes, 1ULL << 30);
+  EXPECT_EQ(plan->hbm_segment_bytes, DoctorPlan().hbm_segment_bytes);
   EXPECT_TRUE(plan->reserved_huge_pages);
   EXPECT_FALSE(plan->nvme_enabled);
   for (const char* bad : {"[hbm", "[hbm]\ncapacity_bytes = true", "[hbm]\ncapacity_bytes = \"x\"",
