@@ -31,6 +31,8 @@ MAX_CPP_LINES = 600
 TESTS = re.compile(r"_test\.(cc|cu)$")
 PROGRAMS = re.compile(
     r"(_(test|test_util|bench|main|child)\.(cc|cu)$|(^|/)main\.cc$|^tests/|^client/ctl/)")
+TEST_CODE = re.compile(r"_(test|fixture|fuzz|child)\.(cc|h)$|/(fake|test)_[^/]*$|^tests/")
+TIMED_WAIT = re.compile(r"^proto/base/timed_wait\.h$")
 SANITIZERS = re.compile(r"^deploy/sanitizers/")
 
 # (pattern, what to use instead, only in these paths or None, not in these paths or None)
@@ -38,7 +40,9 @@ BANNED = [
     (r"\bstd::thread\b(?!::)", "std::jthread", None, None),
     (r"\bstd::(recursive_|shared_|timed_)*mutex\b", "absl::Mutex", None, None),
     (r"\bstd::(lock_guard|unique_lock|scoped_lock|shared_lock)\b", "absl::MutexLock", None, None),
-    (r"\bstd::condition_variable", "absl::CondVar or Mutex::Await", None, None),
+    (r"\bstd::condition_variable", "Mutex::Await or TimedCondition", None, TIMED_WAIT),
+    (r"\b\w*(WithTimeout|WithDeadline)\s*\(", "TimedCondition or TimedNotification", None,
+     TEST_CODE),
     (r"\b(sleep_for|sleep_until|usleep|nanosleep|SleepFor)\b", "wait for the event", TESTS, None),
     (r"(?<![\w.>])(printf|puts|putchar)\s*\(|\bstd::cout\b", "the log or a return value", None,
      PROGRAMS),

@@ -35,7 +35,8 @@ class SourcesTest(unittest.TestCase):
     def test_finds_banned_calls(self):
         for code in ["std::thread t;", "std::mutex m;", "std::lock_guard l(m);", "printf(\"x\");",
                      "std::cout << 1;", "throw 1;", "using namespace std;",
-                     "std::condition_variable c;"]:
+                     "std::condition_variable c;", "m.AwaitWithTimeout(c, t);",
+                     "n.WaitForNotificationWithTimeout(t);"]:
             self.assertEqual(len(messages("tiers/a.cc", SPDX + code + "\n")), 1, code)
 
     def test_leaves_allowed_uses_alone(self):
@@ -46,6 +47,7 @@ class SourcesTest(unittest.TestCase):
 
     def test_depends_on_the_kind_of_file(self):
         self.assertEqual(len(messages("tiers/a_test.cc", SPDX + "sleep_for(d);\n")), 1)
+        self.assertEqual(messages("tiers/fake_a.h", SPDX + "m.AwaitWithTimeout(c, t);\n"), [])
         self.assertEqual(messages("client/ctl/tiers_command.cc", SPDX + "printf(\"x\");\n"), [])
         self.assertEqual(messages("docs/a.md", "x" * 300 + "\n"), [])
 
