@@ -51,6 +51,15 @@ class FakeColdTier final : public Tier {
     recoverable_.emplace_back(meta, next_);
     return next_++;
   }
+  // Of ReadAhead, and of Expedite, in order.
+  std::vector<ReplicaId> read_ahead() const {
+    absl::MutexLock lock(&mutex_);
+    return read_ahead_;
+  }
+  std::vector<ReplicaId> expedited() const {
+    absl::MutexLock lock(&mutex_);
+    return expedited_;
+  }
   bool Holds(ReplicaId replica) const {
     absl::MutexLock lock(&mutex_);
     return contents_.contains(replica);
@@ -90,6 +99,18 @@ class FakeColdTier final : public Tier {
     }
     Answer(std::move(done), std::move(status));
   }
+  void ReadAhead(ReplicaId replica, const BlockMeta& meta, std::span<std::byte> target,
+                 Done done) override {
+    {
+      absl::MutexLock lock(&mutex_);
+      read_ahead_.push_back(replica);
+    }
+    Read(replica, meta, target, std::move(done));
+  }
+  void Expedite(ReplicaId replica) override {
+    absl::MutexLock lock(&mutex_);
+    expedited_.push_back(replica);
+  }
   std::span<std::byte> Mapped(ReplicaId) override { return {}; }
   absl::Status Recover(const std::function<void(const BlockMeta&, ReplicaId)>& found) override {
     std::vector<std::pair<BlockMeta, ReplicaId>> recoverable;
@@ -118,6 +139,8 @@ class FakeColdTier final : public Tier {
   std::map<ReplicaId, std::vector<std::byte>> contents_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::pair<BlockMeta, ReplicaId>> recoverable_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::pair<Done, absl::Status>> held_ ABSL_GUARDED_BY(mutex_);
+  std::vector<ReplicaId> read_ahead_ ABSL_GUARDED_BY(mutex_);
+  std::vector<ReplicaId> expedited_ ABSL_GUARDED_BY(mutex_);
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
   bool holding_ ABSL_GUARDED_BY(mutex_) = false;
   ReplicaId next_ ABSL_GUARDED_BY(mutex_) = 1;

@@ -112,18 +112,26 @@ void Movers::StartNvmeRead(const core::Transfer& transfer) {
   MappedTier* const target = tiers_.Memory(transfer.target_tier);
   const std::span<std::byte> target_bytes = target->Mapped(transfer.target);
   if (!target_bytes.empty()) {
-    tiers_.nvme->Read(transfer.source, transfer.meta, target_bytes, FinishOf(transfer.job));
+    ReadNvme(transfer, target_bytes, FinishOf(transfer.job));
     return;
   }
   const auto buffer = std::make_shared<BlockBuffer>(transfer.meta.payload_bytes);
-  tiers_.nvme->Read(transfer.source, transfer.meta, buffer->bytes(),
-                    [this, transfer, target, buffer](absl::Status status) {
-                      if (!status.ok()) return Finish(transfer.job, std::move(status));
-                      target->Write(transfer.target, transfer.meta, buffer->bytes(),
-                                    [this, job = transfer.job, buffer](absl::Status written) {
-                                      Finish(job, std::move(written));
-                                    });
-                    });
+  ReadNvme(transfer, buffer->bytes(), [this, transfer, target, buffer](absl::Status status) {
+    if (!status.ok()) return Finish(transfer.job, std::move(status));
+    target->Write(transfer.target, transfer.meta, buffer->bytes(),
+                  [this, job = transfer.job, buffer](absl::Status written) {
+                    Finish(job, std::move(written));
+                  });
+  });
+}
+
+void Movers::ReadNvme(const core::Transfer& transfer, std::span<std::byte> target,
+                      Tier::Done done) {
+  if (transfer.is_ahead) {
+    tiers_.nvme->ReadAhead(transfer.source, transfer.meta, target, std::move(done));
+  } else {
+    tiers_.nvme->Read(transfer.source, transfer.meta, target, std::move(done));
+  }
 }
 
 void Movers::StartNvmeWrite(const core::Transfer& transfer) {

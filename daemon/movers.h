@@ -4,6 +4,7 @@
 #include <deque>
 #include <functional>
 #include <optional>
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -55,10 +56,13 @@ class Movers {
 
   // Does not block. Both replicas stay put until the completion.
   void Start(const core::Transfer& transfer);
+  // See core::Effects::expedited. Does not block.
+  void Expedite(ReplicaId nvme_replica) { tiers_.nvme->Expedite(nvme_replica); }
 
  private:
   void StartCopy(const core::Transfer& transfer);
   void StartNvmeRead(const core::Transfer& transfer);
+  void ReadNvme(const core::Transfer& transfer, std::span<std::byte> target, Tier::Done done);
   void StartNvmeWrite(const core::Transfer& transfer);
   void Work();
   // The next copy that may start now. Requires: there is a copy.

@@ -110,6 +110,29 @@ TEST_F(MoversTest, MovesBytesOverEveryLink) {
                                  block.payload.bytes().first(kBytes)));
 }
 
+TEST_F(MoversTest, TellsNvmeWhatNobodyWaitsForYet) {
+  const TestBlock block = MakeBlock(1, kBytes);
+  const ReplicaId source = Room(*host_);
+  std::ranges::copy(block.payload.bytes().first(kBytes), host_->Mapped(source).begin());
+  const ReplicaId in_cold = Room(cold_);
+  EXPECT_TRUE(Move(1, block.meta, TierId::kHost, source, TierId::kNvme, in_cold).ok());
+  EXPECT_TRUE(Move(2, block.meta, TierId::kNvme, in_cold, TierId::kHost, Room(*host_)).ok());
+  EXPECT_TRUE(cold_.read_ahead().empty());
+  cold_.Hold();
+  movers_->Start({.job = 3,
+                  .meta = block.meta,
+                  .source_tier = TierId::kNvme,
+                  .source = in_cold,
+                  .target_tier = TierId::kHost,
+                  .target = Room(*host_),
+                  .is_ahead = true});
+  EXPECT_EQ(cold_.read_ahead(), std::vector<ReplicaId>{in_cold});
+  movers_->Expedite(in_cold);
+  EXPECT_EQ(cold_.expedited(), std::vector<ReplicaId>{in_cold});
+  cold_.Release();
+  EXPECT_TRUE(WaitFor(3).ok());
+}
+
 TEST_F(MoversTest, ReportsWhatFailed) {
   TestBlock block = MakeBlock(1, kBytes);
   const ReplicaId in_hbm = Room(*hbm_);

@@ -69,6 +69,7 @@ Store::~Store() {
 
 void Store::Perform(core::Effects* effects) {
   for (const core::Transfer& transfer : effects->transfers) movers_->Start(transfer);
+  for (const ReplicaId replica : effects->expedited) movers_->Expedite(replica);
   for (std::function<void()>& reply : effects->replies) reply();
 }
 

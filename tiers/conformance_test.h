@@ -6,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -67,6 +68,27 @@ TEST_P(TierConformanceTest, RoundTripsEverySize) {
     EXPECT_EQ(ReadAndCompare(*tier_, replica, block), absl::OkStatus()) << payload_bytes;
     tier_->Free(replica);
   }
+}
+
+TEST_P(TierConformanceTest, ReadsAheadWhatReadReads) {
+  const TestBlock block = MakeBlock(6, 50000);
+  const ReplicaId replica = Put(block);
+  ASSERT_NE(replica, kNoReplica);
+  PageBuffer target(block.meta.payload_bytes);
+  absl::Status status;
+  absl::BlockingCounter done(1);
+  tier_->ReadAhead(replica, block.meta, target.bytes(), [&](absl::Status read) {
+    status = std::move(read);
+    done.DecrementCount();
+  });
+  tier_->Expedite(replica);
+  done.Wait();
+  EXPECT_EQ(status, absl::OkStatus());
+  EXPECT_TRUE(std::ranges::equal(target.bytes().first(block.meta.payload_bytes),
+                                 block.payload.bytes().first(block.meta.payload_bytes)));
+  tier_->Expedite(replica);
+  tier_->Free(replica);
+  tier_->Expedite(replica);
 }
 
 TEST_P(TierConformanceTest, TakesUnalignedBuffers) {

@@ -125,6 +125,18 @@ void FaultyTier::Write(ReplicaId replica, const BlockMeta& meta, std::span<const
 
 void FaultyTier::Read(ReplicaId replica, const BlockMeta& meta, std::span<std::byte> target,
                       Done done) {
+  StartRead(&Tier::Read, replica, meta, target, std::move(done));
+}
+
+void FaultyTier::ReadAhead(ReplicaId replica, const BlockMeta& meta, std::span<std::byte> target,
+                           Done done) {
+  StartRead(&Tier::ReadAhead, replica, meta, target, std::move(done));
+}
+
+void FaultyTier::StartRead(void (Tier::*read)(ReplicaId, const BlockMeta&, std::span<std::byte>,
+                                              Done),
+                           ReplicaId replica, const BlockMeta& meta, std::span<std::byte> target,
+                           Done done) {
   absl::Status failure;
   {
     absl::MutexLock lock(&mutex_);
@@ -134,18 +146,18 @@ void FaultyTier::Read(ReplicaId replica, const BlockMeta& meta, std::span<std::b
     Complete(std::move(done), std::move(failure));
     return;
   }
-  inner_->Read(replica, meta, target,
-               [this, target, payload_bytes = meta.payload_bytes,
-                done = std::move(done)](absl::Status status) mutable {
-                 if (status.ok()) {
-                   absl::MutexLock lock(&mutex_);
-                   if (corrupt_read_count_ > 0) {
-                     --corrupt_read_count_;
-                     target[payload_bytes / 2] ^= std::byte{1};
-                   }
-                 }
-                 Complete(std::move(done), std::move(status));
-               });
+  ((*inner_).*read)(replica, meta, target,
+                    [this, target, payload_bytes = meta.payload_bytes,
+                     done = std::move(done)](absl::Status status) mutable {
+                      if (status.ok()) {
+                        absl::MutexLock lock(&mutex_);
+                        if (corrupt_read_count_ > 0) {
+                          --corrupt_read_count_;
+                          target[payload_bytes / 2] ^= std::byte{1};
+                        }
+                      }
+                      Complete(std::move(done), std::move(status));
+                    });
 }
 
 TierHealth FaultyTier::Health() const {

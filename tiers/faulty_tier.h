@@ -59,6 +59,9 @@ class FaultyTier final : public MappedTier {
              Done done) override;
   void Read(ReplicaId replica, const BlockMeta& meta, std::span<std::byte> target,
             Done done) override;
+  void ReadAhead(ReplicaId replica, const BlockMeta& meta, std::span<std::byte> target,
+                 Done done) override;
+  void Expedite(ReplicaId replica) override { inner_->Expedite(replica); }
   std::span<std::byte> Mapped(ReplicaId replica) override { return inner_->Mapped(replica); }
   absl::Status Recover(const std::function<void(const BlockMeta&, ReplicaId)>& found) override {
     return inner_->Recover(found);
@@ -79,6 +82,9 @@ class FaultyTier final : public MappedTier {
     absl::Status status;
   };
   const MappedTier& mapped() const;
+  // `read` is Read or ReadAhead.
+  void StartRead(void (Tier::*read)(ReplicaId, const BlockMeta&, std::span<std::byte>, Done),
+                 ReplicaId replica, const BlockMeta& meta, std::span<std::byte> target, Done done);
   // Calls `done`, or holds it.
   void Complete(Done done, absl::Status status) ABSL_LOCKS_EXCLUDED(mutex_);
 

@@ -10,6 +10,7 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
@@ -117,6 +118,18 @@ class Tier : public SlotSource {
   // UNAVAILABLE (I/O error; the replica may be readable later).
   virtual void Read(ReplicaId replica, const BlockMeta& meta, std::span<std::byte> target,
                     Done done) = 0;
+
+  // As Read, for bytes that nobody waits for yet. Where reads queue for a disk it begins after
+  // every Read and before writes, with a small share of the disk while either is there.
+  virtual void ReadAhead(ReplicaId replica, const BlockMeta& meta, std::span<std::byte> target,
+                         Done done) {
+    Read(replica, meta, target, std::move(done));
+  }
+
+  // Somebody waits now for what ReadAhead of `replica` was asked for: if it has not begun, it
+  // queues as a Read from now on. Nothing happens when no such call is in flight, and when
+  // `replica` is not reserved any more. Never blocks.
+  virtual void Expedite(ReplicaId /*replica*/) {}
 
   // The slot's memory, whole 4 KiB pages, where the CPU reaches it: on memory tiers, but for hbm on
   // the cuda device. Empty elsewhere. Valid until Free.

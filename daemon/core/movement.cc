@@ -225,12 +225,14 @@ void StoreCore::Impl::StartTransfer(Job job, Effects* effects) {
   }
   LinkState& link = links_[source][job.target];
   if (link.counters.inflight_count++ == 0) link.busy_since_ms = now_ms_;
-  effects->transfers.push_back({.job = id,
-                                .meta = Meta(entry),
-                                .source_tier = static_cast<TierId>(source),
-                                .source = entry.replica[source],
-                                .target_tier = static_cast<TierId>(job.target),
-                                .target = job.target_replica});
+  effects->transfers.push_back(
+      {.job = id,
+       .meta = Meta(entry),
+       .source_tier = static_cast<TierId>(source),
+       .source = entry.replica[source],
+       .target_tier = static_cast<TierId>(job.target),
+       .target = job.target_replica,
+       .is_ahead = source == kNvme && job.purpose != Purpose::kDemandRead});
   jobs_.emplace(id, job);
   Refresh(job.entry);
 }

@@ -52,7 +52,11 @@ void StoreCore::Impl::Acquire(SessionId session_id, NamespaceIdx ns, std::span<c
       ++counters_.acquired_in_place_block_count;
       continue;
     }
-    if (!At(idx).has_readers) reads_wanted_.push_back(idx);
+    if (!At(idx).has_readers) {
+      reads_wanted_.push_back(idx);
+      // It is on nvme alone: what is under way is a read.
+      if (At(idx).in_transfer) effects->expedited.push_back(At(idx).replica[kNvme]);
+    }
     At(idx).has_readers = true;
     readers_of_[idx].push_back({id, i});
     waiter.waiting[i] = idx;

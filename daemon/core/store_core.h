@@ -73,12 +73,18 @@ struct Transfer {
   ReplicaId source = kNoReplica;
   TierId target_tier;
   ReplicaId target = kNoReplica;
+  // A read from nvme that nobody waits for yet (Tier::ReadAhead).
+  bool is_ahead = false;
 };
 
 // What an event asks of the outside. Transfers are started and replies run after the caller has
 // left its lock, in any order.
 struct Effects {
   std::vector<Transfer> transfers;
+  // Replicas on nvme that are being read and that somebody waits for now (Tier::Expedite). Events
+  // of several threads may overtake each other: one that comes before its transfer is lost, and
+  // the read stays a read ahead.
+  std::vector<ReplicaId> expedited;
   std::vector<std::function<void()>> replies;
 };
 

@@ -54,6 +54,8 @@ class StoreCoreTest : public ::testing::Test {
   void Settle() {
     for (const auto& transfer : effects_.transfers) transfers_.push_back(transfer);
     effects_.transfers.clear();
+    for (const ReplicaId replica : effects_.expedited) expedited_.push_back(replica);
+    effects_.expedited.clear();
     auto replies = std::move(effects_.replies);
     effects_.replies.clear();
     for (auto& reply : replies) reply();
@@ -144,6 +146,7 @@ class StoreCoreTest : public ::testing::Test {
   TimeMs now_ = 100;
   Effects effects_;
   std::deque<Transfer> transfers_;
+  std::vector<ReplicaId> expedited_;
   std::vector<BlockStatus> reserved_;
   std::optional<AcquireResult> acquired_;
   std::optional<PauseResult> paused_;

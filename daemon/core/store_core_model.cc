@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <map>
 #include <optional>
@@ -331,6 +332,11 @@ class StoreCoreModel::Impl {
       moves_hash_ = absl::HashOf(moves_hash_, transfer.meta.key.AsBytes(), transfer.source_tier,
                                  transfer.target_tier);
       transfers_.push_back(transfer);
+    }
+    for (const ReplicaId replica : effects_.expedited) {
+      EXPECT_TRUE(std::ranges::any_of(transfers_, [replica](const Transfer& transfer) {
+        return transfer.source_tier == TierId::kNvme && transfer.source == replica;
+      })) << "nobody reads what is to be expedited";
     }
     auto replies = std::move(effects_.replies);
     effects_ = Effects();

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 
 #include "daemon/core/store_core_fixture.h"
 
@@ -165,6 +166,36 @@ TEST_F(StoreCorePrefetchTest, WhatIsNeededFirstIsReadFirst) {
   const auto at = [&](const Key& key) { return std::find(order.begin(), order.end(), key); };
   ASSERT_NE(at(soon[0]), order.end());
   EXPECT_LT(at(soon[0]), at(late[0]));
+}
+
+TEST_F(StoreCorePrefetchTest, AReadAheadThatSomebodyWaitsForIsExpeditedOnce) {
+  StartWithColdContexts();
+  const auto keys = Chain(1, 2);
+  Prefetch(keys, {.needed_in_ms = 5000});
+  while (!transfers_.empty() && transfers_.front().source_tier != TierId::kNvme) Complete();
+  ASSERT_FALSE(transfers_.empty());
+  const Transfer read = transfers_.front();
+  EXPECT_TRUE(read.is_ahead);
+  EXPECT_TRUE(expedited_.empty());
+  EXPECT_FALSE(Acquire(std::array{read.meta.key}).has_value());
+  EXPECT_FALSE(Acquire(std::array{read.meta.key}).has_value());
+  EXPECT_EQ(expedited_, std::vector<ReplicaId>{read.source});
+  CompleteAll();
+  ASSERT_TRUE(acquired_.has_value());
+  EXPECT_EQ(acquired_->blocks[0].status, BlockStatus::kOk);
+}
+
+TEST_F(StoreCorePrefetchTest, ADemandedReadIsNoneAhead) {
+  StartWithColdContexts();
+  EXPECT_FALSE(Acquire(Chain(1, 1)).has_value());
+  while (!transfers_.empty() && transfers_.front().source_tier != TierId::kNvme) {
+    EXPECT_FALSE(transfers_.front().is_ahead);
+    Complete();
+  }
+  ASSERT_FALSE(transfers_.empty());
+  EXPECT_FALSE(transfers_.front().is_ahead);
+  EXPECT_FALSE(Acquire(Chain(1, 1)).has_value());
+  EXPECT_TRUE(expedited_.empty());
 }
 
 TEST_F(StoreCorePrefetchTest, AnAnnouncedReturnIsReadAheadToHostInTime) {

@@ -52,7 +52,11 @@ class NvmeTier::Impl final : public SegmentObserver {
   TierUsage Usage() const;
   void Write(ReplicaId replica_id, const BlockMeta& meta, std::span<const std::byte> source,
              Done done);
-  void Read(ReplicaId replica_id, const BlockMeta& meta, std::span<std::byte> target, Done done);
+  enum class Urgency : uint8_t { kDemand, kAhead };
+  // Read, or ReadAhead.
+  void Read(ReplicaId replica_id, const BlockMeta& meta, std::span<std::byte> target,
+            Urgency urgency, Done done);
+  void Expedite(ReplicaId replica_id);
   absl::Status Recover(const std::function<void(const BlockMeta&, ReplicaId)>& found);
   TierHealth Health() const;
   NvmeStats Stats() const;
@@ -84,6 +88,7 @@ class NvmeTier::Impl final : public SegmentObserver {
     ReplicaId replica_id = kNoReplica;
     BlockMeta meta;
     std::span<std::byte> target;
+    Urgency urgency = Urgency::kDemand;
     Done done;
   };
   // A record that is written, on its way to be durable and then indexed.
@@ -124,6 +129,10 @@ class NvmeTier::Impl final : public SegmentObserver {
   // nvme_tier.cc
   void Finish(Finished finished) ABSL_LOCKS_EXCLUDED(mutex_);
   void Degrade(const absl::Status& reason) ABSL_LOCKS_EXCLUDED(mutex_);
+  // For the I/O thread, which whoever brings the first of it wakes.
+  bool HasNewWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return !new_reads_.empty() || !new_writes_.empty() || !expedited_.empty();
+  }
   // True when nothing was queued for the I/O thread: it has to be woken.
   bool QueueWrite(WriteRequest request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // On a checking thread.
@@ -139,8 +148,11 @@ class NvmeTier::Impl final : public SegmentObserver {
   absl::Status StartEngine();
   void IoMain();
   bool TakeQueues();
+  void TakeExpedited() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Submit(std::unique_ptr<nvme::IoOp> op);
   void StartReads();
+  // Takes the first of one of the queues of reads.
+  void StartNextRead(std::deque<ReadRequest>& queue);
   void StartRead(ReadRequest request, const Location& at);
   void EndRead(std::unique_ptr<ReadJob> job, int64_t result);
   void StartWrites();
@@ -150,6 +162,10 @@ class NvmeTier::Impl final : public SegmentObserver {
   void EndWrite(WriteJob& job, int64_t result);
   void RefuseWrite(WriteRequest request, absl::Status status);
   void EndCheckedRead(ReadJob& job);
+  // In flight, of callers who wait.
+  int demand_count() const { return transfer_count_ - background_count_ - ahead_count_; }
+  // One more read ahead may be in flight, were it alone in the queue.
+  bool IsRoomAhead() const;
   // Places for writes and moves that may be taken now.
   int BackgroundDepth() const;
   // What the engine reported for a record; -EIO when its segment has no header.
@@ -271,6 +287,8 @@ class NvmeTier::Impl final : public SegmentObserver {
   int write_count_ ABSL_GUARDED_BY(mutex_) = 0;
   std::deque<ReadRequest> new_reads_ ABSL_GUARDED_BY(mutex_);
   std::deque<WriteRequest> new_writes_ ABSL_GUARDED_BY(mutex_);
+  // Of reads ahead that somebody waits for now.
+  std::vector<ReplicaId> expedited_ ABSL_GUARDED_BY(mutex_);
   // Writes that a checking thread has.
   int check_count_ ABSL_GUARDED_BY(mutex_) = 0;
   // What is to be registered, and what must be let go of; somebody waits for the latter.
@@ -293,6 +311,7 @@ class NvmeTier::Impl final : public SegmentObserver {
   // The I/O thread's own.
   std::unique_ptr<nvme::IoEngine> engine_;  // Wake: any thread
   std::deque<ReadRequest> reads_;
+  std::deque<ReadRequest> reads_ahead_;
   std::deque<WriteRequest> writes_;
   std::vector<nvme::IoEngine::Completion> injected_;
   // Why it is not the better one.
@@ -301,6 +320,8 @@ class NvmeTier::Impl final : public SegmentObserver {
   std::vector<std::span<std::byte>> registered_;
   int transfer_count_ = 0;    // reads and writes of records
   int background_count_ = 0;  // of these, all but the reads of callers
+  int ahead_count_ = 0;       // of these, the reads of callers that began as reads ahead
+  uint64_t ahead_bytes_ = 0;  // of their payloads
   int op_count_ = 0;          // all operations
   bool is_write_waiting_ = false;
   // Something changed that an earlier step of this round has looked at.

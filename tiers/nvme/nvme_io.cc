@@ -10,6 +10,7 @@
 #include <iterator>
 #include <utility>
 
+#include "absl/container/flat_hash_set.h"
 #include "proto/base/check.h"
 #include "proto/base/crc32c.h"
 #include "proto/base/status_util.h"
@@ -27,8 +28,11 @@ namespace {
 // Operations beside record transfers: two activations, one sync, one heal probe.
 constexpr int kUpkeepDepth = 8;
 // While callers read, writes and moves get this part of the queue: a read that somebody waits for
-// must not queue behind a disk full of them.
+// must not queue behind a disk full of them. So do reads ahead while somebody waits for a read.
 constexpr int kBackgroundPart = 4;
+// Of reads ahead in flight: this keeps a disk busy, and a read that somebody waits for is behind no
+// more of them in the disk's own queue, which knows no order.
+constexpr uint64_t kAheadBytesMax = 8 << 20;
 // Only a bound on sleep; everything that needs the thread wakes it.
 constexpr int kIdleWaitMs = 10'000;
 
@@ -123,13 +127,30 @@ void NvmeTier::Impl::IoMain() {
 // False when the tier closes and nothing is left to do.
 bool NvmeTier::Impl::TakeQueues() {
   absl::MutexLock lock(&mutex_);
-  for (ReadRequest& request : new_reads_) reads_.push_back(std::move(request));
+  for (ReadRequest& request : new_reads_) {
+    (request.urgency == Urgency::kDemand ? reads_ : reads_ahead_).push_back(std::move(request));
+  }
   new_reads_.clear();
+  TakeExpedited();
   for (WriteRequest& request : new_writes_) writes_.push_back(std::move(request));
   new_writes_.clear();
   if (!is_closing_) return true;
-  return op_count_ > 0 || check_count_ > 0 || !reads_.empty() || !writes_.empty() ||
-         !written_.empty() || !sync_group_.empty() || !moves_ready_.empty();
+  return op_count_ > 0 || check_count_ > 0 || !reads_.empty() || !reads_ahead_.empty() ||
+         !writes_.empty() || !written_.empty() || !sync_group_.empty() || !moves_ready_.empty();
+}
+
+void NvmeTier::Impl::TakeExpedited() {
+  if (expedited_.empty()) return;
+  const absl::flat_hash_set<ReplicaId> expedited(expedited_.begin(), expedited_.end());
+  expedited_.clear();
+  const auto first = std::stable_partition(
+      reads_ahead_.begin(), reads_ahead_.end(),
+      [&](const auto& request) { return !expedited.contains(request.replica_id); });
+  for (auto request = first; request != reads_ahead_.end(); ++request) {
+    request->urgency = Urgency::kDemand;
+    reads_.push_back(std::move(*request));
+  }
+  reads_ahead_.erase(first, reads_ahead_.end());
 }
 
 void NvmeTier::Impl::Submit(std::unique_ptr<IoOp> op) {
@@ -144,7 +165,7 @@ void NvmeTier::Impl::Submit(std::unique_ptr<IoOp> op) {
 
 int NvmeTier::Impl::BackgroundDepth() const {
   const int read_count = transfer_count_ - background_count_;
-  if (reads_.empty() && read_count == 0) return options_.queue_depth;
+  if (reads_.empty() && reads_ahead_.empty() && read_count == 0) return options_.queue_depth;
   return std::min(std::max(1, options_.queue_depth / kBackgroundPart),
                   options_.queue_depth - read_count);
 }
@@ -156,26 +177,41 @@ int64_t NvmeTier::Impl::ResultInSegment(uint32_t segment_idx, int64_t result) co
 }
 
 void NvmeTier::Impl::StartReads() {
-  // A waiting write gets at least one place: reads come first, but not alone.
+  // A waiting write, and a waiting read ahead, get at least one place: those that somebody waits
+  // for come first, but not alone.
   const int read_depth = std::max(1, options_.queue_depth - (writes_.empty() ? 0 : 1));
-  while (!reads_.empty() && transfer_count_ < read_depth) {
-    ReadRequest request = std::move(reads_.front());
-    reads_.pop_front();
-    std::optional<Location> at;
-    {
-      absl::MutexLock lock(&mutex_);
-      const Replica& replica = replicas_.At(request.replica_id);
-      if (replica.state == ReplicaState::kLive) {
-        at = replica.at();
-        segments_->Pin(at->segment_idx);
-      }
+  const bool is_ahead_left_out = !reads_ahead_.empty() && ahead_count_ == 0;
+  const int demand_depth = std::max(1, read_depth - (is_ahead_left_out ? 1 : 0));
+  while (!reads_.empty() && transfer_count_ < demand_depth) StartNextRead(reads_);
+  while (!reads_ahead_.empty() && transfer_count_ < read_depth && IsRoomAhead()) {
+    StartNextRead(reads_ahead_);
+  }
+}
+
+bool NvmeTier::Impl::IsRoomAhead() const {
+  if (ahead_count_ == 0) return true;
+  if (ahead_bytes_ >= kAheadBytesMax) return false;
+  const bool does_nobody_wait = reads_.empty() && demand_count() == 0;
+  return does_nobody_wait || ahead_count_ < options_.queue_depth / kBackgroundPart;
+}
+
+void NvmeTier::Impl::StartNextRead(std::deque<ReadRequest>& queue) {
+  ReadRequest request = std::move(queue.front());
+  queue.pop_front();
+  std::optional<Location> at;
+  {
+    absl::MutexLock lock(&mutex_);
+    const Replica& replica = replicas_.At(request.replica_id);
+    if (replica.state == ReplicaState::kLive) {
+      at = replica.at();
+      segments_->Pin(at->segment_idx);
     }
-    if (at) {
-      StartRead(std::move(request), *at);
-    } else {
-      Finish({.done = std::move(request.done),
-              .status = DataLoss("nvme: block %s is lost", request.meta.key.Hex())});
-    }
+  }
+  if (at) {
+    StartRead(std::move(request), *at);
+  } else {
+    Finish({.done = std::move(request.done),
+            .status = DataLoss("nvme: block %s is lost", request.meta.key.Hex())});
   }
 }
 
@@ -199,6 +235,10 @@ void NvmeTier::Impl::StartRead(ReadRequest request, const Location& at) {
     op->AddBuffer(job->bounce->data(), job->bounce->bytes().size());
   }
   ++transfer_count_;
+  if (job->request.urgency == Urgency::kAhead) {
+    ++ahead_count_;
+    ahead_bytes_ += target.size();
+  }
   op->done = [this, job = std::move(job)](int64_t result) mutable {
     EndRead(std::move(job), result);
   };
@@ -207,6 +247,10 @@ void NvmeTier::Impl::StartRead(ReadRequest request, const Location& at) {
 
 void NvmeTier::Impl::EndRead(std::unique_ptr<ReadJob> job, int64_t result) {
   --transfer_count_;
+  if (job->request.urgency == Urgency::kAhead) {
+    --ahead_count_;
+    ahead_bytes_ -= job->request.target.size();
+  }
   {
     absl::MutexLock lock(&mutex_);
     segments_->Unpin(job->at.segment_idx);

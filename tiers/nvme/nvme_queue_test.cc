@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <map>
 #include <memory>
+#include <span>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -82,6 +83,19 @@ class Gate {
     ASSERT_TRUE(mutex_.AwaitWithTimeout(absl::Condition(&have_ended), absl::Seconds(30)));
   }
 
+  // What the payloads of reads go to, in the order in which they entered the disk's queue.
+  std::vector<const void*> reads() const {
+    absl::MutexLock lock(&mutex_);
+    return reads_;
+  }
+  void AwaitRead(const void* target) {
+    absl::MutexLock lock(&mutex_);
+    const auto has_begun = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      return std::find(reads_.begin(), reads_.end(), target) != reads_.end();
+    };
+    ASSERT_TRUE(mutex_.AwaitWithTimeout(absl::Condition(&has_begun), absl::Seconds(30)));
+  }
+
   void SetEngine(IoEngine* engine) {
     absl::MutexLock lock(&mutex_);
     engine_ = engine;
@@ -89,6 +103,8 @@ class Gate {
   // Empty: it was taken.
   std::unique_ptr<IoOp> Offer(std::unique_ptr<IoOp> op) {
     absl::MutexLock lock(&mutex_);
+    if (op->kind == IoKind::kRead && op->buffer_count > 1)
+      reads_.push_back(op->buffers[1].iov_base);
     if (!IsHeld(*op)) return op;
     held_.push_back(std::move(op));
     return nullptr;
@@ -118,6 +134,7 @@ class Gate {
   // result < 0: it is not to be tried.
   std::vector<IoEngine::Completion> released_ ABSL_GUARDED_BY(mutex_);
   int ended_[5] ABSL_GUARDED_BY(mutex_) = {};
+  std::vector<const void*> reads_ ABSL_GUARDED_BY(mutex_);
 };
 
 class GatedEngine final : public IoEngine {
@@ -181,9 +198,28 @@ class NvmeQueueTest : public NvmeTierTest {
 
   void StartRead(uint64_t seed) {
     const Held& held = held_.at(seed);
-    targets_.push_back(std::make_unique<PageBuffer>(kPayloadBytes));
-    tier_->Read(held.replica, held.block.meta, targets_.back()->bytes(),
+    tier_->Read(held.replica, held.block.meta, NewTarget(seed),
                 [this](const absl::Status& status) { End(status); });
+  }
+  void StartReadAhead(uint64_t seed) {
+    const Held& held = held_.at(seed);
+    tier_->ReadAhead(held.replica, held.block.meta, NewTarget(seed),
+                     [this](const absl::Status& status) { End(status); });
+  }
+  std::span<std::byte> NewTarget(uint64_t seed) {
+    targets_.push_back(std::make_unique<PageBuffer>(held_.at(seed).block.meta.payload_bytes));
+    seed_of_target_[targets_.back()->bytes().data()] = seed;
+    return targets_.back()->bytes();
+  }
+  // Of the blocks that were read, in the order in which their reads entered the disk's queue.
+  std::vector<uint64_t> ReadSeeds() const {
+    std::vector<uint64_t> seeds;
+    for (const void* target : gate_.reads()) seeds.push_back(seed_of_target_.at(target));
+    return seeds;
+  }
+  void ExpectAllWell(size_t count) {
+    AwaitDone(count);
+    for (const absl::Status& status : results()) EXPECT_EQ(status, absl::OkStatus());
   }
   void StartWrite() {
     const uint64_t seed = next_seed_++;
@@ -215,6 +251,7 @@ class NvmeQueueTest : public NvmeTierTest {
   GatedStorage storage_{gate_};
   std::map<uint64_t, Held> writing_;
   std::vector<std::unique_ptr<PageBuffer>> targets_;
+  std::map<const void*, uint64_t> seed_of_target_;
   mutable absl::Mutex mutex_;
   std::vector<absl::Status> results_ ABSL_GUARDED_BY(mutex_);
 };
@@ -235,6 +272,82 @@ TEST_F(NvmeQueueTest, LeavesMostOfTheQueueToReadsWhileThereAreSome) {
   gate_.Release();
   AwaitDone(15);
   for (const absl::Status& status : results()) EXPECT_EQ(status, absl::OkStatus());
+}
+
+TEST_F(NvmeQueueTest, ReadsFirstWhatSomebodyWaitsFor) {
+  options_.queue_depth = 4;
+  Open();
+  PutMany(8, kPayloadBytes);
+  gate_.Hold({OpClass::kRead});
+  for (uint64_t seed = 1; seed <= 6; ++seed) StartReadAhead(seed);
+  gate_.AwaitHeld(OpClass::kRead, 4);
+  StartRead(7);
+  StartRead(8);
+  gate_.Release();
+  ExpectAllWell(8);
+  EXPECT_EQ(ReadSeeds(), (std::vector<uint64_t>{1, 2, 3, 4, 7, 8, 5, 6}));
+}
+
+TEST_F(NvmeQueueTest, MovesUpAReadAheadThatSomebodyWaitsForNow) {
+  options_.queue_depth = 4;
+  Open();
+  PutMany(8, kPayloadBytes);
+  gate_.Hold({OpClass::kRead});
+  for (uint64_t seed = 1; seed <= 8; ++seed) StartReadAhead(seed);
+  gate_.AwaitHeld(OpClass::kRead, 4);
+  tier_->Expedite(held_.at(8).replica);
+  // One that is under way stays where it is.
+  tier_->Expedite(held_.at(2).replica);
+  gate_.Release();
+  ExpectAllWell(8);
+  EXPECT_EQ(ReadSeeds(), (std::vector<uint64_t>{1, 2, 3, 4, 8, 5, 6, 7}));
+}
+
+TEST_F(NvmeQueueTest, ReadsAheadBesideThoseThatSomebodyWaitsFor) {
+  options_.queue_depth = 4;
+  Open();
+  PutMany(9, kPayloadBytes);
+  gate_.Hold({OpClass::kRead});
+  for (uint64_t seed = 1; seed <= 8; ++seed) StartRead(seed);
+  gate_.AwaitHeld(OpClass::kRead, 4);
+  StartReadAhead(9);
+  gate_.Release();
+  ExpectAllWell(9);
+  const std::vector<uint64_t> seeds = ReadSeeds();
+  const auto at = [&](uint64_t seed) { return std::find(seeds.begin(), seeds.end(), seed); };
+  EXPECT_LT(at(9), at(8)) << "it had to wait for all others";
+}
+
+TEST_F(NvmeQueueTest, FillsTheDiskWithReadsAheadUpToSomeBytes) {
+  // Ten of them are more than 8 MiB.
+  constexpr uint32_t kLargeBytes = 900'000;
+  options_.capacity_bytes = 32 * kTestSegmentBytes;
+  Open();
+  PutMany(13, kLargeBytes);
+  gate_.Hold({OpClass::kRead});
+  for (uint64_t seed = 1; seed <= 12; ++seed) StartReadAhead(seed);
+  StartRead(13);
+  gate_.AwaitRead(targets_.back()->bytes().data());
+  const std::vector<uint64_t> seeds = ReadSeeds();
+  EXPECT_LE(seeds.size(), 11U);
+  gate_.Release();
+  ExpectAllWell(13);
+}
+
+TEST_F(NvmeQueueTest, LeavesRoomInItsQueueForReadsThatSomebodyWaitsFor) {
+  options_.queue_limit = 4;
+  Open();
+  PutMany(5, kPayloadBytes);
+  gate_.Hold({OpClass::kRead});
+  for (uint64_t seed = 1; seed <= 3; ++seed) StartReadAhead(seed);
+  AwaitDone(1);
+  ASSERT_EQ(results().size(), 1U);
+  EXPECT_EQ(results()[0].code(), absl::StatusCode::kResourceExhausted);
+  StartRead(4);
+  StartRead(5);
+  gate_.Release();
+  AwaitDone(5);
+  EXPECT_EQ(std::ranges::count(results(), absl::OkStatus()), 4);
 }
 
 TEST_F(NvmeQueueTest, GivesWritesTheWholeQueueWhileNobodyReads) {

@@ -103,7 +103,7 @@ void NvmeTier::Impl::Write(ReplicaId replica_id, const BlockMeta& meta,
 }
 
 bool NvmeTier::Impl::QueueWrite(WriteRequest request) {
-  const bool needs_wake = new_reads_.empty() && new_writes_.empty();
+  const bool needs_wake = !HasNewWork();
   new_writes_.push_back(std::move(request));
   return needs_wake;
 }
@@ -120,7 +120,9 @@ void NvmeTier::Impl::CheckWrite(WriteRequest request) {
 }
 
 void NvmeTier::Impl::Read(ReplicaId replica_id, const BlockMeta& meta, std::span<std::byte> target,
-                          Done done) {
+                          Urgency urgency, Done done) {
+  // What nobody waits for leaves room for what somebody will.
+  const int limit = urgency == Urgency::kAhead ? options_.queue_limit / 2 : options_.queue_limit;
   absl::Status status;
   bool needs_wake = false;
   {
@@ -134,15 +136,16 @@ void NvmeTier::Impl::Read(ReplicaId replica_id, const BlockMeta& meta, std::span
                        meta.payload_bytes, target.size());
     } else if (is_closing_) {
       status = Unavailable("nvme: closing");
-    } else if (read_count_ >= options_.queue_limit) {
+    } else if (read_count_ >= limit) {
       status = Exhausted("nvme: %d reads are queued", read_count_);
     } else {
       ++read_count_;
       // Whoever found the queues empty has woken the I/O thread, which takes all of them.
-      needs_wake = new_reads_.empty() && new_writes_.empty();
+      needs_wake = !HasNewWork();
       new_reads_.push_back({.replica_id = replica_id,
                             .meta = meta,
                             .target = target.first(meta.payload_bytes),
+                            .urgency = urgency,
                             .done = std::move(done)});
     }
   }
@@ -151,6 +154,17 @@ void NvmeTier::Impl::Read(ReplicaId replica_id, const BlockMeta& meta, std::span
   } else if (needs_wake) {
     engine_->Wake();
   }
+}
+
+void NvmeTier::Impl::Expedite(ReplicaId replica_id) {
+  bool needs_wake;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (read_count_ == 0) return;
+    needs_wake = !HasNewWork();
+    expedited_.push_back(replica_id);
+  }
+  if (needs_wake) engine_->Wake();
 }
 
 void NvmeTier::Impl::Finish(Finished finished) {
@@ -247,8 +261,13 @@ void NvmeTier::Write(ReplicaId replica, const BlockMeta& meta, std::span<const s
 }
 void NvmeTier::Read(ReplicaId replica, const BlockMeta& meta, std::span<std::byte> target,
                     Done done) {
-  impl_->Read(replica, meta, target, std::move(done));
+  impl_->Read(replica, meta, target, Impl::Urgency::kDemand, std::move(done));
 }
+void NvmeTier::ReadAhead(ReplicaId replica, const BlockMeta& meta, std::span<std::byte> target,
+                         Done done) {
+  impl_->Read(replica, meta, target, Impl::Urgency::kAhead, std::move(done));
+}
+void NvmeTier::Expedite(ReplicaId replica) { impl_->Expedite(replica); }
 absl::Status NvmeTier::Recover(const std::function<void(const BlockMeta&, ReplicaId)>& found) {
   return impl_->Recover(found);
 }

@@ -42,7 +42,8 @@ struct NvmeOptions {
   NvmeIoEngine io_engine = NvmeIoEngine::kAuto;
   // Transfers in flight.
   int queue_depth = 64;
-  // Reads, and writes, accepted and not done; more are refused with RESOURCE_EXHAUSTED.
+  // Reads, and writes, accepted and not done; more are refused with RESOURCE_EXHAUSTED, ReadAhead
+  // from half of it on.
   int queue_limit = 1024;
   // Between attempts to leave the degraded state.
   int heal_interval_ms = 1000;
@@ -134,6 +135,9 @@ class NvmeTier final : public Tier {
              Done done) override;
   void Read(ReplicaId replica, const BlockMeta& meta, std::span<std::byte> target,
             Done done) override;
+  void ReadAhead(ReplicaId replica, const BlockMeta& meta, std::span<std::byte> target,
+                 Done done) override;
+  void Expedite(ReplicaId replica) override;
   std::span<std::byte> Mapped(ReplicaId) override { return {}; }
   absl::Status Recover(const std::function<void(const BlockMeta&, ReplicaId)>& found) override;
   TierHealth Health() const override;

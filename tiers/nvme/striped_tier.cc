@@ -254,6 +254,13 @@ void StripedTier::Read(ReplicaId replica, const BlockMeta& meta, std::span<std::
   TierOf(replica).Read(InMember(replica), meta, target, std::move(done));
 }
 
+void StripedTier::ReadAhead(ReplicaId replica, const BlockMeta& meta, std::span<std::byte> target,
+                            Done done) {
+  TierOf(replica).ReadAhead(InMember(replica), meta, target, std::move(done));
+}
+
+void StripedTier::Expedite(ReplicaId replica) { TierOf(replica).Expedite(InMember(replica)); }
+
 absl::Status StripedTier::Recover(const std::function<void(const BlockMeta&, ReplicaId)>& found) {
   absl::flat_hash_set<std::pair<Digest, Digest>> seen;
   absl::Status failure;

@@ -54,6 +54,9 @@ class StripedTier final : public Tier, private SegmentObserver {
              Done done) override;
   void Read(ReplicaId replica, const BlockMeta& meta, std::span<std::byte> target,
             Done done) override;
+  void ReadAhead(ReplicaId replica, const BlockMeta& meta, std::span<std::byte> target,
+                 Done done) override;
+  void Expedite(ReplicaId replica) override;
   std::span<std::byte> Mapped(ReplicaId) override { return {}; }
   // A block that several members hold (a directory from elsewhere) is kept on the first.
   // Drives that cannot be recovered are left out. Errors: as of Create, when none is left.
