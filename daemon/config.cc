@@ -4,6 +4,8 @@
 #include <toml++/toml.h>
 
 #include <algorithm>
+#include <array>
+#include <charconv>
 #include <filesystem>
 #include <set>
 #include <system_error>
@@ -16,6 +18,7 @@ namespace {
 
 constexpr size_t kTenantsMax = 256;
 constexpr size_t kTenantNameBytesMax = 64;
+constexpr std::array<const char*, 3> kTierNames = {"hbm", "host", "nvme"};
 
 RawValue FromToml(const toml::node& node) {
   if (const auto* integer = node.as_integer()) {
@@ -58,6 +61,51 @@ bool IsTenantName(std::string_view name) {
          std::all_of(name.begin(), name.end(), allowed);
 }
 
+// "8 GiB", a number of bytes, or "12.5%".
+std::optional<TierShare> ParseShare(const toml::node& node) {
+  if (const auto* integer = node.as_integer()) {
+    if (integer->get() < 0) return std::nullopt;
+    return TierShare{.bytes = static_cast<uint64_t>(integer->get())};
+  }
+  const auto* text = node.as_string();
+  if (text == nullptr) return std::nullopt;
+  std::string_view number = text->get();
+  if (!number.ends_with('%')) {
+    const std::optional<uint64_t> bytes = ParseBytes(number);
+    if (!bytes.has_value()) return std::nullopt;
+    return TierShare{.bytes = *bytes};
+  }
+  number.remove_suffix(1);
+  if (number.ends_with(' ')) number.remove_suffix(1);
+  double percent = 0;
+  const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), percent);
+  if (error != std::errc() || end != number.data() + number.size()) return std::nullopt;
+  if (!(percent >= 0 && percent <= 100)) return std::nullopt;
+  return TierShare{.percent = percent};
+}
+
+// A quota or a reserve.
+absl::Status ParseTenantShare(const std::string& key, const toml::node& node,
+                              TenantConfig* tenant) {
+  for (size_t tier = 0; tier < kTierNames.size(); ++tier) {
+    const bool is_quota = key == absl::StrCat(kTierNames[tier], "_quota");
+    if (!is_quota && key != absl::StrCat(kTierNames[tier], "_reserve")) continue;
+    const std::optional<TierShare> share = ParseShare(node);
+    if (!share.has_value()) {
+      return Invalid(
+          "tenant.%s: needs bytes, as an integer or \"N KiB|MiB|GiB|TiB\", or "
+          "\"N%%\" of the tier's capacity, at most 100",
+          key);
+    }
+    (is_quota ? tenant->quotas : tenant->reserves)[tier] = share;
+    return absl::OkStatus();
+  }
+  return Invalid(
+      "tenant.%s: unknown key (known: name, uids, and hbm|host|nvme with _quota or "
+      "_reserve)",
+      key);
+}
+
 absl::StatusOr<TenantConfig> ParseTenant(const toml::node& node) {
   const toml::table* table = node.as_table();
   if (table == nullptr) return Invalid("tenant: each must be a [[tenant]] table");
@@ -72,11 +120,14 @@ absl::StatusOr<TenantConfig> ParseTenant(const toml::node& node) {
     } else if (key.str() == "uids") {
       KVT_ASSIGN_OR_RETURN(tenant.uids, ParseUids(value));
     } else {
-      return Invalid("tenant.%s: unknown key (known: name, uids)", key.str());
+      KVT_RETURN_IF_ERROR(ParseTenantShare(std::string(key.str()), value, &tenant));
     }
   }
   if (tenant.name.empty()) return Invalid("tenant.name: missing");
-  if (tenant.uids.empty()) return Invalid("tenant.uids: missing for tenant %s", tenant.name);
+  // The tenant "default" has uids without naming any.
+  if (tenant.uids.empty() && tenant.name != "default") {
+    return Invalid("tenant.uids: missing for tenant %s", tenant.name);
+  }
   return tenant;
 }
 
@@ -169,6 +220,42 @@ absl::Status CheckSegments(std::string_view section, uint64_t segment_bytes,
   return absl::OkStatus();
 }
 
+std::array<uint64_t, 3> Capacities(const Config& config) {
+  return {config.hbm.capacity_bytes, config.host.capacity_bytes, config.nvme.capacity_bytes};
+}
+
+// Every reserve can be kept at once, and is not above its tenant's quota.
+absl::Status CheckReserves(const Config& config) {
+  const std::array<uint64_t, 3> capacities = Capacities(config);
+  for (size_t tier = 0; tier < kTierNames.size(); ++tier) {
+    uint64_t reserved_bytes = 0;
+    std::string each;
+    for (const TenantConfig& tenant : config.tenants) {
+      const TenantBytes bytes = BytesOf(tenant, config);
+      if (bytes.reserves[tier] == 0) continue;
+      if (bytes.reserves[tier] > bytes.quotas[tier]) {
+        return Invalid("tenant.%s_reserve: %s for tenant %s is above its %s_quota of %s",
+                       kTierNames[tier], FormatBytes(bytes.reserves[tier]), tenant.name,
+                       kTierNames[tier], FormatBytes(bytes.quotas[tier]));
+      }
+      // Each is at most the tier's capacity and a segment, and tenants are few: no overflow.
+      reserved_bytes += bytes.reserves[tier];
+      each += absl::StrFormat("%s%s %s", each.empty() ? "" : ", ", tenant.name,
+                              FormatBytes(bytes.reserves[tier]));
+    }
+    if (reserved_bytes > capacities[tier]) {
+      return Invalid(
+          "tenant.%s_reserve: all tenants together have %s (%s), which is above "
+          "%s.capacity_bytes %s%s",
+          kTierNames[tier], FormatBytes(reserved_bytes), each, kTierNames[tier],
+          FormatBytes(capacities[tier]),
+          kTierNames[tier] == std::string_view("nvme") ? ""
+                                                       : "; a reserve there is whole segments");
+    }
+  }
+  return absl::OkStatus();
+}
+
 // What no key can tell alone.
 absl::Status CheckTogether(const Config& config) {
   KVT_RETURN_IF_ERROR(CheckMarks("hbm", config.hbm.low_watermark, config.hbm.high_watermark));
@@ -176,10 +263,33 @@ absl::Status CheckTogether(const Config& config) {
   KVT_RETURN_IF_ERROR(CheckMarks("nvme", config.nvme.low_watermark, config.nvme.high_watermark));
   KVT_RETURN_IF_ERROR(CheckSegments("hbm", config.hbm.segment_bytes, config.hbm.capacity_bytes));
   KVT_RETURN_IF_ERROR(CheckSegments("host", config.host.segment_bytes, config.host.capacity_bytes));
-  return CheckSegments("nvme", config.nvme.segment_bytes, config.nvme.capacity_bytes);
+  KVT_RETURN_IF_ERROR(CheckSegments("nvme", config.nvme.segment_bytes, config.nvme.capacity_bytes));
+  return CheckReserves(config);
 }
 
 }  // namespace
+
+uint64_t TierShare::BytesOf(uint64_t capacity_bytes) const {
+  if (percent == 0) return bytes;
+  return static_cast<uint64_t>(static_cast<double>(capacity_bytes) * (percent / 100));
+}
+
+TenantBytes BytesOf(const TenantConfig& tenant, const Config& config) {
+  const std::array<uint64_t, 3> capacities = Capacities(config);
+  const std::array<uint64_t, 3> units = {config.hbm.segment_bytes, config.host.segment_bytes, 1};
+  TenantBytes bytes;
+  for (size_t tier = 0; tier < capacities.size(); ++tier) {
+    bytes.quotas[tier] = tenant.quotas[tier].has_value()
+                             ? tenant.quotas[tier]->BytesOf(capacities[tier])
+                             : UINT64_MAX;
+    if (!tenant.reserves[tier].has_value()) continue;
+    // More than the tier has is as wrong, whatever it is.
+    const uint64_t wanted =
+        std::min(tenant.reserves[tier]->BytesOf(capacities[tier]), capacities[tier] + 1);
+    bytes.reserves[tier] = (wanted + units[tier] - 1) / units[tier] * units[tier];
+  }
+  return bytes;
+}
 
 absl::StatusOr<Config> LoadConfig(const ConfigSources& sources) {
   Config config;

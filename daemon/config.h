@@ -6,7 +6,9 @@
 // defaults.
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -16,10 +18,23 @@
 
 namespace kvtier {
 
+// A part of a tier, in bytes or in per cent of its capacity.
+struct TierShare {
+  double percent = 0;
+  // Where percent is 0.
+  uint64_t bytes = 0;
+
+  uint64_t BytesOf(uint64_t capacity_bytes) const;
+};
+
 // Processes of these uids are this tenant.
 struct TenantConfig {
   std::string name;
-  std::vector<uint32_t> uids;
+  std::vector<uint32_t> uids = {};
+  // Of hbm, host and nvme: the most it may have, and what others leave to it. Not set: no quota, no
+  // reserve.
+  std::array<std::optional<TierShare>, 3> quotas = {};
+  std::array<std::optional<TierShare>, 3> reserves = {};
 };
 
 struct MemoryTierConfig {
@@ -115,6 +130,14 @@ struct ConfigSources {
 // INVALID_ARGUMENT with one line that names key, range and source.
 absl::StatusOr<Config> LoadConfig(const ConfigSources& sources);
 
+// What a tenant's quotas and reserves come to, for hbm, host and nvme. Quotas that are not set are
+// UINT64_MAX; a reserve of a memory tier is whole segments.
+struct TenantBytes {
+  std::array<uint64_t, 3> quotas{};
+  std::array<uint64_t, 3> reserves{};
+};
+TenantBytes BytesOf(const TenantConfig& tenant, const Config& config);
+
 // A TOML file that, loaded, gives `config`; every key with its meaning and range as a comment.
 std::string PrintConfig(const Config& config);
 
@@ -124,6 +147,8 @@ std::string ConfigHelp();
 // "/a:/b" -> {"/a", "/b"}; none of nothing.
 std::vector<std::string> SplitPaths(std::string_view paths);
 
+// "64 MiB" -> 67108864; nothing for what is no number of bytes.
+std::optional<uint64_t> ParseBytes(std::string_view text);
 // 67108864 -> "64 MiB"; a number of bytes that is no whole unit is printed in bytes.
 std::string FormatBytes(uint64_t bytes);
 

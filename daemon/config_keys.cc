@@ -203,6 +203,15 @@ std::optional<Number> ParseAll(std::string_view text, Form... form) {
   return number;
 }
 
+// "8 GiB" or "12.5%", as a text.
+std::string FormatShare(const TierShare& share) {
+  if (share.percent != 0) return absl::StrFormat("\"%s%%\"", FormatReal(share.percent));
+  const std::string text = FormatBytes(share.bytes);
+  return text.ends_with("iB") ? absl::StrFormat("\"%s\"", text) : text;
+}
+
+}  // namespace
+
 std::optional<uint64_t> ParseBytes(std::string_view text) {
   uint64_t unit = 1;
   const std::pair<std::string_view, uint64_t> units[] = {
@@ -218,6 +227,8 @@ std::optional<uint64_t> ParseBytes(std::string_view text) {
   if (!count.has_value() || *count > UINT64_MAX / unit) return std::nullopt;
   return *count * unit;
 }
+
+namespace {
 
 // A file says a text only in UTF-8, so a flag does, too. Neither overlong nor a surrogate.
 bool IsUtf8(std::string_view text) {
@@ -430,7 +441,17 @@ std::string PrintConfig(const Config& config) {
     for (const uint32_t uid : tenant.uids) {
       uids += absl::StrFormat("%s%d", uids.empty() ? "" : ", ", uid);
     }
-    text += absl::StrFormat("\n[[tenant]]\nname = %s\nuids = [%s]\n", Quoted(tenant.name), uids);
+    text += absl::StrFormat("\n[[tenant]]\nname = %s\n", Quoted(tenant.name));
+    if (!uids.empty()) text += absl::StrFormat("uids = [%s]\n", uids);
+    const char* const tiers[] = {"hbm", "host", "nvme"};
+    for (size_t tier = 0; tier < tenant.quotas.size(); ++tier) {
+      if (const auto& quota = tenant.quotas[tier]; quota.has_value()) {
+        text += absl::StrFormat("%s_quota = %s\n", tiers[tier], FormatShare(*quota));
+      }
+      if (const auto& reserve = tenant.reserves[tier]; reserve.has_value()) {
+        text += absl::StrFormat("%s_reserve = %s\n", tiers[tier], FormatShare(*reserve));
+      }
+    }
   }
   return text;
 }

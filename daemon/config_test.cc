@@ -187,6 +187,47 @@ TEST(ConfigTest, ReadsTenants) {
   EXPECT_THAT(config->tenants[0].uids, testing::ElementsAre(7U, 8U));
 }
 
+TEST(ConfigTest, ReadsQuotasAndReserves) {
+  const auto config = LoadToml(
+      "[hbm]\ncapacity_bytes = \"64 MiB\"\nsegment_bytes = \"16 MiB\"\n"
+      "[[tenant]]\nname = \"a\"\nuids = [7]\nhbm_quota = \"50%\"\nhbm_reserve = \"17 MiB\"\n"
+      "nvme_quota = \"12.5 %\"\nhost_reserve = 4096\n"
+      "[[tenant]]\nname = \"default\"\nhost_quota = 0\n");
+  ASSERT_TRUE(config.ok()) << config.status();
+  const TenantBytes a = BytesOf(config->tenants[0], *config);
+  EXPECT_THAT(a.quotas, testing::ElementsAre(32 << 20, UINT64_MAX, 128 << 20));
+  // Whole segments.
+  EXPECT_THAT(a.reserves, testing::ElementsAre(32 << 20, config->host.segment_bytes, 0));
+  EXPECT_THAT(BytesOf(config->tenants[1], *config).quotas,
+              testing::ElementsAre(UINT64_MAX, 0, UINT64_MAX));
+  const auto again = LoadToml(PrintConfig(*config));
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(PrintConfig(*again), PrintConfig(*config));
+  EXPECT_THAT(PrintConfig(*config), HasSubstr("nvme_quota = \"12.5%\""));
+}
+
+TEST(ConfigTest, ReservesThatCannotAllBeKeptAreRefusedWithTheNumbers) {
+  const auto message = [](const std::string& tenants) {
+    return std::string(
+        LoadToml("[host]\ncapacity_bytes = \"64 MiB\"\n" + tenants).status().message());
+  };
+  const std::string two =
+      "[[tenant]]\nname = \"a\"\nuids = [1]\nhost_reserve = \"50%\"\n"
+      "[[tenant]]\nname = \"b\"\nuids = [2]\nhost_reserve = ";
+  EXPECT_EQ(message(two + "\"32 MiB\""), "");
+  EXPECT_THAT(message(two + "\"33 MiB\""),
+              HasSubstr("all tenants together have 96 MiB (a 32 MiB, b 64 MiB), which is above "
+                        "host.capacity_bytes 64 MiB"));
+  EXPECT_THAT(message(two + "\"1 MiB\"\nhost_quota = \"2 MiB\""),
+              HasSubstr("32 MiB for tenant b is above its host_quota of 2 MiB"));
+  EXPECT_THAT(message("[[tenant]]\nname = \"default\"\nnvme_reserve = \"2 GiB\""),
+              HasSubstr("above nvme.capacity_bytes 1 GiB"));
+  for (const char* bad :
+       {"\"101%\"", "\"-1%\"", "\"nan%\"", "-1", "\"%\"", "\"1 MB\"", "true", "1.5"}) {
+    EXPECT_THAT(message(two + bad), HasSubstr("tenant.host_reserve: needs bytes")) << bad;
+  }
+}
+
 TEST(ConfigTest, HelpNamesEveryPrintedKey) {
   const std::string help = ConfigHelp();
   std::string section;

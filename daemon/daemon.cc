@@ -283,6 +283,10 @@ absl::Status Daemon::OpenStore() {
   }};
   KVT_ASSIGN_OR_RETURN(options.core.nvme_admission, policy::ParseAdmission(config_.nvme.admission));
   KVT_ASSIGN_OR_RETURN(options.eviction, policy::ParseEviction(config_.policy.eviction));
+  for (const TenantBytes& tenant : tenants_.Limits(config_)) {
+    options.core.tenants.push_back(
+        {.quota_bytes = tenant.quotas, .reserve_bytes = tenant.reserves});
+  }
   // The cuda device sees to it itself.
   if (config_.hbm_device.device == "cpu") {
     options.demote_bytes_per_second = config_.hbm_device.demote_bytes_per_second;

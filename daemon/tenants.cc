@@ -23,6 +23,15 @@ TenantTable::TenantTable(const Config& config, uid_t daemon_uid) : names_{kDefau
   any_uid_is_default_ = config.server.default_tenant_uids == "any";
 }
 
+std::vector<TenantBytes> TenantTable::Limits(const Config& config) const {
+  std::vector<TenantBytes> limits(names_.size(), BytesOf({.name = ""}, config));
+  for (const TenantConfig& tenant : config.tenants) {
+    const auto found = std::find(names_.begin(), names_.end(), tenant.name);
+    limits[static_cast<size_t>(found - names_.begin())] = BytesOf(tenant, config);
+  }
+  return limits;
+}
+
 std::optional<OwnerIdx> TenantTable::OwnerOf(uid_t uid) const {
   const auto found = owner_of_uid_.find(uid);
   if (found != owner_of_uid_.end()) return found->second;

@@ -24,6 +24,8 @@ class TenantTable {
   std::optional<OwnerIdx> OwnerOf(uid_t uid) const;
   // Owners are the numbers below this.
   OwnerIdx count() const { return static_cast<OwnerIdx>(names_.size()); }
+  // What each may have on each tier, by number.
+  std::vector<TenantBytes> Limits(const Config& config) const;
   // Requires: `owner` came from OwnerOf, or is below count().
   const std::string& Name(OwnerIdx owner) const { return names_.at(owner); }
 

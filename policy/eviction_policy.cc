@@ -12,7 +12,9 @@ void EvictionPolicy::Expect(BlockRef /*block*/, NextStep /*next*/, uint64_t /*no
 
 void EvictionPolicy::Forget(BlockRef /*block*/, uint64_t /*key*/) {}
 
-bool EvictionPolicy::BeatsIdleVictim(TierIdx /*tier*/, BlockRef /*block*/) { return true; }
+bool EvictionPolicy::BeatsIdleVictim(TierIdx /*tier*/, PoolIdx /*pool*/, BlockRef /*block*/) {
+  return true;
+}
 
 std::string EvictionPolicy::Save() const { return {}; }
 

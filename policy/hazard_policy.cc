@@ -56,8 +56,6 @@ void HazardPolicy::AdvanceTo(uint64_t now_ms) {
   if (now <= now_) return;
   now_ = now;
   model_.Advance(now_);
-  // Worth changes with age.
-  found_ = {};
 }
 
 HazardPolicy::Record& HazardPolicy::RecordOf(BlockRef block) {
@@ -67,27 +65,34 @@ HazardPolicy::Record& HazardPolicy::RecordOf(BlockRef block) {
   return (*chunks_[chunk])[block % kChunkRecords];
 }
 
+HazardPolicy::Pool& HazardPolicy::PoolOf(const Record& record) {
+  while (record.pool >= pools_.size()) pools_.emplace_back();
+  std::unique_ptr<Pool>& pool = pools_[record.pool];
+  if (pool == nullptr) pool = std::make_unique<Pool>();
+  return *pool;
+}
+
 void HazardPolicy::Add(TierIdx tier, BlockRef block) {
   Record& record = RecordOf(block);
-  PoolOf(tier, record)
+  LeavesOf(tier, record)
       .Insert(
-          record.class_idx,
+          static_cast<ClassIdx>(record.class_idx),
           {.last_use = record.last_use,
            .block = block & kBlockMask,
            .announced = record.returns_at != 0 ? 1U : 0U},
           [this, tier](BlockRef moved, uint32_t place) { RecordOf(moved).place[tier] = place; });
   // It may be worth less than what was found before.
-  found_[tier] = {};
+  PoolOf(record).found[tier] = {};
 }
 
 void HazardPolicy::Remove(TierIdx tier, BlockRef block) {
   Record& record = RecordOf(block);
-  PoolOf(tier, record)
-      .Erase(record.class_idx, record.place[tier],
+  LeavesOf(tier, record)
+      .Erase(static_cast<ClassIdx>(record.class_idx), record.place[tier],
              [this, tier](BlockRef moved, uint32_t place) { RecordOf(moved).place[tier] = place; });
   record.place[tier] = kNoPlace;
-  for (Found& found : found_[tier]) {
-    if (found.block == block) found.valid = false;
+  for (Found& found : PoolOf(record).found[tier]) {
+    if (found.block == block) found.now = 0;
   }
 }
 
@@ -111,8 +116,10 @@ void HazardPolicy::Reclassify(BlockRef block, NextStep next, uint64_t returns_in
     if (candidate[tier]) Remove(tier, block);
   }
   record.last_use = now_;
-  record.class_idx = ClassOf(next, record.use_count, record.gap_class);
-  record.cohort = model_.Enter(record.class_idx, now_);
+  const ClassIdx class_idx =
+      ClassOf(next, record.use_count, static_cast<uint8_t>(record.gap_class));
+  record.class_idx = class_idx & 511U;
+  record.cohort = model_.Enter(class_idx, now_);
   const uint64_t returns_ticks = std::min<uint64_t>(returns_in_ms / kTickMs, UINT32_MAX / 4);
   record.returns_at = returns_in_ms == 0 ? 0 : static_cast<Tick>(now_ + 1 + returns_ticks);
   for (TierIdx tier = 0; tier < kTierCount; ++tier) {
@@ -127,13 +134,13 @@ void HazardPolicy::Use(const BlockUse& use) {
     if (const std::optional<Ghost> ghost = ghosts_.Take(use.key)) {
       record.last_use = ghost->last_use;
       record.cohort = ghost->cohort;
-      record.class_idx = ghost->class_idx;
+      record.class_idx = ghost->class_idx & 511U;
       record.use_count = ghost->use_count;
       record.gap_class = ghost->gap_class & 31U;
     }
   }
   if (record.use_count > 0) {
-    model_.Reuse(record.class_idx, record.cohort, record.last_use, now_);
+    model_.Reuse(static_cast<ClassIdx>(record.class_idx), record.cohort, record.last_use, now_);
     record.gap_class = GapClass(now_ - record.last_use) & 31U;
     ResolvePromise(record);
   }
@@ -147,7 +154,7 @@ void HazardPolicy::Expect(BlockRef block, NextStep next, uint64_t now_ms, uint64
   Record& record = RecordOf(block);
   if (record.use_count == 0) return;
   if (Lapsed(record)) ++promise_count_;
-  model_.Censor(record.class_idx, record.cohort, record.last_use);
+  model_.Censor(static_cast<ClassIdx>(record.class_idx), record.cohort, record.last_use);
   Reclassify(block, next, returns_in_ms);
 }
 
@@ -158,9 +165,9 @@ void HazardPolicy::Forget(BlockRef block, uint64_t key) {
   if (Lapsed(record)) ++promise_count_;
   const Ghost ghost = {.last_use = record.last_use,
                        .cohort = record.cohort,
-                       .class_idx = record.class_idx,
-                       .use_count = record.use_count,
-                       .gap_class = record.gap_class};
+                       .class_idx = static_cast<ClassIdx>(record.class_idx),
+                       .use_count = static_cast<uint8_t>(record.use_count),
+                       .gap_class = static_cast<uint8_t>(record.gap_class)};
   if (const std::optional<Ghost> displaced = ghosts_.Put(key, ghost)) {
     model_.Censor(displaced->class_idx, displaced->cohort, displaced->last_use);
   }
@@ -174,13 +181,16 @@ void HazardPolicy::Upsert(TierIdx tier, BlockRef block, const BlockFacts& facts)
     record.use_count = 1;
     Reclassify(block, NextStep::kUnknown, 0);
   }
-  if (record.in_active_context != facts.in_active_context) {
+  KVT_CHECK(facts.pool < kPoolCountMax);
+  const uint32_t is_active = facts.in_active_context ? 1 : 0;
+  if (record.in_active_context != is_active || record.pool != facts.pool) {
     std::array<bool, kTierCount> candidate{};
     for (TierIdx i = 0; i < kTierCount; ++i) {
       candidate[i] = IsCandidate(record, i);
       if (candidate[i]) Remove(i, block);
     }
-    record.in_active_context = facts.in_active_context;
+    record.in_active_context = is_active & 1U;
+    record.pool = facts.pool & 511U;
     for (TierIdx i = 0; i < kTierCount; ++i) {
       if (candidate[i]) Add(i, block);
     }
@@ -202,7 +212,8 @@ bool HazardPolicy::Lapsed(const Record& record) const {
 }
 
 float HazardPolicy::PromisedWorth(const Record& record) {
-  const float learned = model_.Worth(record.class_idx, now_ - record.last_use);
+  const float learned =
+      model_.Worth(static_cast<ClassIdx>(record.class_idx), now_ - record.last_use);
   // What was promised came about for the chain, but without this block.
   const bool superseded =
       record.parent != kNoParent && RecordOf(record.parent).last_use > record.last_use;
@@ -214,17 +225,19 @@ float HazardPolicy::PromisedWorth(const Record& record) {
   return kept_count_ / promise_count_ / held;
 }
 
-std::optional<BlockRef> HazardPolicy::LeastWorth(TierIdx tier, size_t activity) {
+const HazardPolicy::Found* HazardPolicy::LeastWorth(TierIdx tier, PoolIdx pool, size_t activity) {
   KVT_CHECK(tier < kTierCount);
-  const LeafPool& pool = pools_[tier][activity];
-  if (pool.leaf_count() == 0) return std::nullopt;
-  Found& found = found_[tier][activity];
-  if (found.valid) return found.block;
+  if (pool >= pools_.size() || pools_[pool] == nullptr) return nullptr;
+  const LeafPool& leaves = pools_[pool]->leaves[tier][activity];
+  if (leaves.leaf_count() == 0) return nullptr;
+  Found& found = pools_[pool]->found[tier][activity];
+  // Worth changes with age.
+  if (found.now == now_) return &found;
   model_.Refresh();
   float least = std::numeric_limits<float>::infinity();
   Leaf victim;
   const auto offset = static_cast<uint32_t>(NextRandom(&random_) >> 32);
-  pool.VisitOldestAndSample(kSampleCount, offset, [&](ClassIdx class_idx, Leaf leaf) {
+  leaves.VisitOldestAndSample(kSampleCount, offset, [&](ClassIdx class_idx, Leaf leaf) {
     const float worth = leaf.announced != 0 ? PromisedWorth(RecordOf(leaf.block))
                                             : model_.Worth(class_idx, now_ - leaf.last_use);
     if (worth < least || (worth == least && leaf < victim)) {
@@ -232,30 +245,39 @@ std::optional<BlockRef> HazardPolicy::LeastWorth(TierIdx tier, size_t activity) 
       victim = leaf;
     }
   });
-  found = {.valid = true, .block = victim.block, .worth = least};
-  return found.block;
+  found = {.now = now_, .block = victim.block, .worth = least};
+  return &found;
 }
 
-std::optional<BlockRef> HazardPolicy::Victim(TierIdx tier) {
-  const std::optional<BlockRef> idle = LeastWorth(tier, 0);
-  return idle.has_value() ? idle : LeastWorth(tier, 1);
+std::optional<BlockRef> HazardPolicy::Victim(TierIdx tier, PoolIdx pool) {
+  const Found* found = LeastWorth(tier, pool, 0);
+  if (found == nullptr) found = LeastWorth(tier, pool, 1);
+  return found == nullptr ? std::nullopt : std::optional(found->block);
 }
 
-std::optional<BlockRef> HazardPolicy::IdleVictim(TierIdx tier) { return LeastWorth(tier, 0); }
+std::optional<BlockRef> HazardPolicy::IdleVictim(TierIdx tier, PoolIdx pool) {
+  const Found* const found = LeastWorth(tier, pool, 0);
+  return found == nullptr ? std::nullopt : std::optional(found->block);
+}
 
-bool HazardPolicy::BeatsIdleVictim(TierIdx tier, BlockRef block) {
-  if (!LeastWorth(tier, 0).has_value()) return false;
+bool HazardPolicy::BeatsIdleVictim(TierIdx tier, PoolIdx pool, BlockRef block) {
+  const Found* const found = LeastWorth(tier, pool, 0);
+  if (found == nullptr) return false;
   const Record& record = RecordOf(block);
-  const float worth = record.returns_at != 0
-                          ? PromisedWorth(record)
-                          : model_.Worth(record.class_idx, now_ - record.last_use);
-  return worth > found_[tier][0].worth;
+  const float worth = record.returns_at != 0 ? PromisedWorth(record)
+                                             : model_.Worth(static_cast<ClassIdx>(record.class_idx),
+                                                            now_ - record.last_use);
+  return worth > found->worth;
 }
 
 uint64_t HazardPolicy::memory_bytes() const {
   uint64_t bytes = record_count_max() * sizeof(Record) + ghosts_.memory_bytes();
-  for (const auto& tier : pools_) {
-    for (const LeafPool& pool : tier) bytes += pool.memory_bytes();
+  for (const std::unique_ptr<Pool>& pool : pools_) {
+    if (pool == nullptr) continue;
+    bytes += sizeof(Pool);
+    for (const auto& tier : pool->leaves) {
+      for (const LeafPool& leaves : tier) bytes += leaves.memory_bytes();
+    }
   }
   return bytes + model_.memory_bytes();
 }

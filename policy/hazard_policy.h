@@ -36,8 +36,8 @@ struct HazardOptions {
   HazardModel::Options model = {};
 };
 
-// Single-thread. Memory: 32 bytes per block and 8 for each tier that it may leave, the ghosts, and
-// less than 4 MB for what was learned.
+// Single-thread. Memory: 32 bytes per block and 8 for each tier that it may leave, the ghosts, 60
+// KB for each pool that had a block, and less than 4 MB for what was learned.
 class HazardPolicy final : public EvictionPolicy {
  public:
   explicit HazardPolicy(const HazardOptions& options);
@@ -47,9 +47,9 @@ class HazardPolicy final : public EvictionPolicy {
   void Forget(BlockRef block, uint64_t key) override;
   void Upsert(TierIdx tier, BlockRef block, const BlockFacts& facts) override;
   void Erase(TierIdx tier, BlockRef block) override;
-  std::optional<BlockRef> Victim(TierIdx tier) override;
-  std::optional<BlockRef> IdleVictim(TierIdx tier) override;
-  bool BeatsIdleVictim(TierIdx tier, BlockRef block) override;
+  std::optional<BlockRef> Victim(TierIdx tier, PoolIdx pool) override;
+  std::optional<BlockRef> IdleVictim(TierIdx tier, PoolIdx pool) override;
+  bool BeatsIdleVictim(TierIdx tier, PoolIdx pool, BlockRef block) override;
 
   // See HazardModel.
   std::string Save() const override { return model_.Save(); }
@@ -70,22 +70,30 @@ class HazardPolicy final : public EvictionPolicy {
     CohortIdx cohort = kNoCohort;
     // In the heap of its class, where it may leave the tier.
     std::array<uint32_t, kTierCount> place = {kNoPlace, kNoPlace, kNoPlace};
-    ClassIdx class_idx = 0;
-    uint8_t use_count = 0;  // 255 and more; 0: not known
-    uint8_t gap_class : 5 = 0;
-    bool in_active_context : 1 = false;
+    uint32_t class_idx : 9 = 0;
+    uint32_t use_count : 8 = 0;  // 255 and more; 0: not known
+    uint32_t gap_class : 5 = 0;
+    uint32_t in_active_context : 1 = 0;
+    uint32_t pool : 9 = 0;
   };
+  static_assert(kClassCount <= 512 && kPoolCountMax <= 512, "they fit their bits");
   static_assert(sizeof(Record) == 32);
   static_assert(sizeof(Record) + 2 * sizeof(Leaf) <= 48, "a block on memory and on nvme");
 
   static constexpr size_t kChunkRecords = 1U << 14;
   using Chunk = std::array<Record, kChunkRecords>;
 
-  // A victim that was found and still stands.
+  // A victim that was found; it stands as long as `now` is the time and nothing changed.
   struct Found {
-    bool valid = false;
+    Tick now = 0;  // 0: none was found
     BlockRef block = 0;
     float worth = 0;
+  };
+
+  // What the blocks of one pool may leave, by tier and by whether their context is active.
+  struct Pool {
+    std::array<std::array<LeafPool, kActivityCount>, kTierCount> leaves;
+    std::array<std::array<Found, kActivityCount>, kTierCount> found{};
   };
 
   void AdvanceTo(uint64_t now_ms);
@@ -94,8 +102,9 @@ class HazardPolicy final : public EvictionPolicy {
   bool IsCandidate(const Record& record, TierIdx tier) const {
     return record.place[tier] != kNoPlace;
   }
-  LeafPool& PoolOf(TierIdx tier, const Record& record) {
-    return pools_[tier][record.in_active_context ? 1 : 0];
+  Pool& PoolOf(const Record& record);
+  LeafPool& LeavesOf(TierIdx tier, const Record& record) {
+    return PoolOf(record).leaves[tier][record.in_active_context];
   }
   void Add(TierIdx tier, BlockRef block);
   void Remove(TierIdx tier, BlockRef block);
@@ -104,13 +113,13 @@ class HazardPolicy final : public EvictionPolicy {
   bool Lapsed(const Record& record) const;
   // Requires: the client said when it comes back.
   float PromisedWorth(const Record& record);
-  std::optional<BlockRef> LeastWorth(TierIdx tier, size_t activity);
+  // Null: the pool has no candidate there.
+  const Found* LeastWorth(TierIdx tier, PoolIdx pool, size_t activity);
 
   HazardModel model_;
   GhostTable ghosts_;
   std::vector<std::unique_ptr<Chunk>> chunks_;  // records by BlockRef; growing moves none
-  std::array<std::array<LeafPool, kActivityCount>, kTierCount> pools_;
-  std::array<std::array<Found, kActivityCount>, kTierCount> found_{};
+  std::vector<std::unique_ptr<Pool>> pools_;    // null: it had no candidate yet
   uint64_t random_;
 
   bool started_ = false;

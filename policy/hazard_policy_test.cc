@@ -24,9 +24,9 @@ BlockUse UseAt(BlockRef block, uint64_t now_ms) {
 
 TEST(HazardPolicyTest, HasNoVictimWithoutCandidates) {
   HazardPolicy policy({});
-  EXPECT_EQ(policy.Victim(kHost), std::nullopt);
+  EXPECT_EQ(policy.Victim(kHost, 0), std::nullopt);
   policy.Use(UseAt(7, 1000));
-  EXPECT_EQ(policy.Victim(kHost), std::nullopt);
+  EXPECT_EQ(policy.Victim(kHost, 0), std::nullopt);
   policy.Erase(kHost, 7);
   policy.Erase(kHost, 70'000);
 }
@@ -38,7 +38,7 @@ TEST(HazardPolicyTest, UntaughtItIsLru) {
     policy.Upsert(kHost, block, {});
   }
   for (BlockRef block = 0; block < 200; ++block) {
-    ASSERT_EQ(policy.Victim(kHost), block);
+    ASSERT_EQ(policy.Victim(kHost, 0), block);
     policy.Erase(kHost, block);
     policy.Forget(block, block + 1);
   }
@@ -51,11 +51,11 @@ TEST(HazardPolicyTest, VictimStaysACandidateAndTheSame) {
     policy.Upsert(kHost, block, {});
     policy.Upsert(kNvme, block, {});
   }
-  const std::optional<BlockRef> victim = policy.Victim(kHost);
-  EXPECT_EQ(policy.Victim(kHost), victim);
+  const std::optional<BlockRef> victim = policy.Victim(kHost, 0);
+  EXPECT_EQ(policy.Victim(kHost, 0), victim);
   policy.Erase(kHost, *victim);
-  EXPECT_NE(policy.Victim(kHost), victim);
-  EXPECT_EQ(policy.Victim(kNvme), victim);
+  EXPECT_NE(policy.Victim(kHost, 0), victim);
+  EXPECT_EQ(policy.Victim(kNvme, 0), victim);
 }
 
 TEST(HazardPolicyTest, KeepsBlocksOfActiveContextsLongest) {
@@ -64,12 +64,12 @@ TEST(HazardPolicyTest, KeepsBlocksOfActiveContextsLongest) {
   policy.Use(UseAt(2, 9000));
   policy.Upsert(kHost, 1, {.in_active_context = true});
   policy.Upsert(kHost, 2, {});
-  EXPECT_EQ(policy.Victim(kHost), 2);
+  EXPECT_EQ(policy.Victim(kHost, 0), 2);
   policy.Erase(kHost, 2);
-  EXPECT_EQ(policy.IdleVictim(kHost), std::nullopt);
-  EXPECT_EQ(policy.Victim(kHost), 1);
+  EXPECT_EQ(policy.IdleVictim(kHost, 0), std::nullopt);
+  EXPECT_EQ(policy.Victim(kHost, 0), 1);
   policy.Upsert(kHost, 1, {});
-  EXPECT_EQ(policy.IdleVictim(kHost), 1);
+  EXPECT_EQ(policy.IdleVictim(kHost, 0), 1);
 }
 
 TEST(HazardPolicyTest, FinishedContextsGoFirst) {
@@ -77,9 +77,9 @@ TEST(HazardPolicyTest, FinishedContextsGoFirst) {
   policy.Use(UseAt(1, 1000));
   policy.Use(UseAt(2, 5000));
   for (const BlockRef block : {1U, 2U}) policy.Upsert(kHost, block, {});
-  EXPECT_EQ(policy.Victim(kHost), 1);
+  EXPECT_EQ(policy.Victim(kHost, 0), 1);
   policy.Expect(2, NextStep::kFinished, 6000, 0);
-  EXPECT_EQ(policy.Victim(kHost), 2);
+  EXPECT_EQ(policy.Victim(kHost, 0), 2);
 }
 
 TEST(HazardPolicyTest, KeepsWhatComesBackSoonestUntilThePromiseLapses) {
@@ -91,10 +91,10 @@ TEST(HazardPolicyTest, KeepsWhatComesBackSoonestUntilThePromiseLapses) {
   policy.Use(soon);
   policy.Use(late);
   for (const BlockRef block : {1U, 2U}) policy.Upsert(kHost, block, {});
-  EXPECT_EQ(policy.Victim(kHost), 2);
+  EXPECT_EQ(policy.Victim(kHost, 0), 2);
   // An hour later nobody came for block 1.
   policy.Use(UseAt(3, 3'500'000));
-  EXPECT_EQ(policy.Victim(kHost), 1);
+  EXPECT_EQ(policy.Victim(kHost, 0), 1);
 }
 
 TEST(HazardPolicyTest, AQueuedRequestSavesItsBlocks) {
@@ -103,7 +103,7 @@ TEST(HazardPolicyTest, AQueuedRequestSavesItsBlocks) {
   policy.Use(UseAt(2, 50'000));
   for (const BlockRef block : {1U, 2U}) policy.Upsert(kHost, block, {});
   policy.Expect(1, NextStep::kTool, 60'000, 500);
-  EXPECT_EQ(policy.Victim(kHost), 2);
+  EXPECT_EQ(policy.Victim(kHost, 0), 2);
 }
 
 TEST(HazardPolicyTest, AGuessTakesRoomOnlyFromWhatIsNeededLater) {
@@ -112,12 +112,12 @@ TEST(HazardPolicyTest, AGuessTakesRoomOnlyFromWhatIsNeededLater) {
   policy.Expect(1, NextStep::kUnknown, 1000, 10'000);
   policy.Use(UseAt(2, 1000));
   policy.Expect(2, NextStep::kUnknown, 1000, 60'000);
-  EXPECT_FALSE(policy.BeatsIdleVictim(kHost, 2)) << "nothing may leave";
+  EXPECT_FALSE(policy.BeatsIdleVictim(kHost, 0, 2)) << "nothing may leave";
   policy.Upsert(kHost, 1, {});
-  EXPECT_FALSE(policy.BeatsIdleVictim(kHost, 2));
+  EXPECT_FALSE(policy.BeatsIdleVictim(kHost, 0, 2));
   policy.Upsert(kHost, 2, {});
   policy.Erase(kHost, 1);
-  EXPECT_TRUE(policy.BeatsIdleVictim(kHost, 1));
+  EXPECT_TRUE(policy.BeatsIdleVictim(kHost, 0, 1));
 }
 
 TEST(HazardPolicyTest, BlocksThatTheirChainCameBackWithoutGoFirst) {
@@ -132,10 +132,10 @@ TEST(HazardPolicyTest, BlocksThatTheirChainCameBackWithoutGoFirst) {
   other.returns_in_ms = 70'000;
   policy.Use(other);
   for (const BlockRef block : {2U, 3U}) policy.Upsert(kHost, block, {});
-  EXPECT_EQ(policy.Victim(kHost), 3);
+  EXPECT_EQ(policy.Victim(kHost, 0), 3);
   root.now_ms = 30'000;
   policy.Use(root);
-  EXPECT_EQ(policy.Victim(kHost), 2);
+  EXPECT_EQ(policy.Victim(kHost, 0), 2);
 }
 
 // A block that left teaches when it comes back: what comes back every ten seconds outlives what
@@ -155,7 +155,7 @@ TEST(HazardPolicyTest, LearnsFromGhosts) {
   policy.Use(UseAt(++fresh, 4'006'000));
   policy.Upsert(kHost, 0, {});
   policy.Upsert(kHost, fresh, {});
-  EXPECT_EQ(policy.Victim(kHost), fresh);
+  EXPECT_EQ(policy.Victim(kHost, 0), fresh);
 }
 
 TEST(HazardPolicyTest, StandsClocksThatJump) {
@@ -167,7 +167,7 @@ TEST(HazardPolicyTest, StandsClocksThatJump) {
   policy.Use(UseAt(5, 1500));
   for (BlockRef block = 1; block <= 5; ++block) policy.Upsert(kHost, block, {});
   std::vector<BlockRef> order;
-  while (const std::optional<BlockRef> victim = policy.Victim(kHost)) {
+  while (const std::optional<BlockRef> victim = policy.Victim(kHost, 0)) {
     order.push_back(*victim);
     policy.Erase(kHost, *victim);
   }
@@ -242,10 +242,10 @@ TEST(HazardPolicyTest, OnlyCandidatesLeaveAndTheSameCallsGiveTheSameVictims) {
     calls.Step(&policy);
     twin_calls.Step(&twin);
     const TierIdx tier = static_cast<TierIdx>(step) % kTierCount;
-    const std::optional<BlockRef> victim = policy.Victim(tier);
-    const std::optional<BlockRef> idle = policy.IdleVictim(tier);
-    ASSERT_EQ(victim, twin.Victim(tier)) << "step " << step;
-    ASSERT_EQ(idle, twin.IdleVictim(tier)) << "step " << step;
+    const std::optional<BlockRef> victim = policy.Victim(tier, 0);
+    const std::optional<BlockRef> idle = policy.IdleVictim(tier, 0);
+    ASSERT_EQ(victim, twin.Victim(tier, 0)) << "step " << step;
+    ASSERT_EQ(idle, twin.IdleVictim(tier, 0)) << "step " << step;
     ASSERT_EQ(victim.has_value(), !calls.candidates[tier].empty()) << "step " << step;
     if (victim) {
       ASSERT_TRUE(calls.candidates[tier].contains(*victim)) << "step " << step;
@@ -261,6 +261,25 @@ TEST(HazardPolicyTest, DamagedStateLeavesThePrior) {
   HazardPolicy policy({});
   EXPECT_FALSE(policy.Restore("not saved by anybody").ok());
   EXPECT_TRUE(policy.Restore(HazardPolicy({}).Save()).ok());
+}
+
+TEST(HazardPolicyTest, PoolsAreApart) {
+  HazardPolicy policy({});
+  for (const BlockRef block : {1, 2, 3}) {
+    policy.Use({.block = block, .key = block, .now_ms = 1000 * block});
+    policy.Upsert(kHost, block, {.pool = block % 2});
+    policy.Upsert(kNvme, block, {.pool = block % 2});
+  }
+  EXPECT_EQ(policy.Victim(kHost, 0), 2);
+  EXPECT_EQ(policy.Victim(kHost, 1), 1);
+  EXPECT_EQ(policy.Victim(kHost, 2), std::nullopt);
+  EXPECT_FALSE(policy.BeatsIdleVictim(kHost, 2, 1)) << "nothing may leave";
+  EXPECT_TRUE(policy.BeatsIdleVictim(kHost, 1, 3));
+  // It changes on all tiers.
+  policy.Upsert(kHost, 1, {.pool = 0});
+  EXPECT_EQ(policy.Victim(kHost, 0), 1);
+  EXPECT_EQ(policy.Victim(kNvme, 0), 1);
+  EXPECT_EQ(policy.Victim(kHost, 1), 3);
 }
 
 }  // namespace

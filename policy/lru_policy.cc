@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "policy/policy.h"
@@ -35,45 +36,57 @@ Rank RankOf(BlockRef block, const BlockFacts& facts) {
 class LruPolicy final : public EvictionPolicy {
  public:
   void Upsert(TierIdx tier, BlockRef block, const BlockFacts& facts) override {
+    KVT_CHECK(facts.pool < kPoolCountMax);
     Candidates& candidates = At(tier);
-    const Rank rank = RankOf(block, facts);
-    auto [place, inserted] = candidates.ranks.try_emplace(block, rank);
+    const Place place{.rank = RankOf(block, facts), .pool = facts.pool};
+    auto [known, inserted] = candidates.places.try_emplace(block, place);
     if (!inserted) {
-      if (place->second == rank) return;
-      candidates.order.erase(place->second);
-      place->second = rank;
+      if (known->second == place) return;
+      candidates.orders[known->second.pool].erase(known->second.rank);
+      known->second = place;
     }
-    candidates.order.insert(rank);
+    if (place.pool >= candidates.orders.size()) candidates.orders.resize(place.pool + 1);
+    candidates.orders[place.pool].insert(place.rank);
   }
 
   void Erase(TierIdx tier, BlockRef block) override {
     Candidates& candidates = At(tier);
-    const auto place = candidates.ranks.find(block);
-    if (place == candidates.ranks.end()) return;
-    candidates.order.erase(place->second);
-    candidates.ranks.erase(place);
+    const auto place = candidates.places.find(block);
+    if (place == candidates.places.end()) return;
+    candidates.orders[place->second.pool].erase(place->second.rank);
+    candidates.places.erase(place);
   }
 
-  std::optional<BlockRef> Victim(TierIdx tier) override {
-    const Candidates& candidates = At(tier);
-    if (candidates.order.empty()) return std::nullopt;
-    return candidates.order.begin()->block;
+  std::optional<BlockRef> Victim(TierIdx tier, PoolIdx pool) override {
+    const std::set<Rank>* order = OrderOf(tier, pool);
+    if (order == nullptr) return std::nullopt;
+    return order->begin()->block;
   }
 
-  std::optional<BlockRef> IdleVictim(TierIdx tier) override {
-    const Candidates& candidates = At(tier);
+  std::optional<BlockRef> IdleVictim(TierIdx tier, PoolIdx pool) override {
+    const std::set<Rank>* order = OrderOf(tier, pool);
     // Idle blocks rank before all others: either the first is idle or none is.
-    if (candidates.order.empty() || candidates.order.begin()->in_active_context) {
-      return std::nullopt;
-    }
-    return candidates.order.begin()->block;
+    if (order == nullptr || order->begin()->in_active_context) return std::nullopt;
+    return order->begin()->block;
   }
 
  private:
-  struct Candidates {
-    std::set<Rank> order;
-    absl::flat_hash_map<BlockRef, Rank> ranks;
+  struct Place {
+    Rank rank;
+    PoolIdx pool = 0;
+
+    friend bool operator==(const Place&, const Place&) = default;
   };
+  struct Candidates {
+    std::vector<std::set<Rank>> orders;  // by pool
+    absl::flat_hash_map<BlockRef, Place> places;
+  };
+
+  // Null: the pool has no candidate there.
+  const std::set<Rank>* OrderOf(TierIdx tier, PoolIdx pool) {
+    const std::vector<std::set<Rank>>& orders = At(tier).orders;
+    return pool < orders.size() && !orders[pool].empty() ? &orders[pool] : nullptr;
+  }
 
   Candidates& At(TierIdx tier) {
     KVT_CHECK(tier < kTierCount);

@@ -19,22 +19,22 @@ constexpr TierIdx kHost = 1;
 
 TEST(LruPolicy, HasNoVictimWithoutCandidates) {
   const auto policy = NewLruPolicy();
-  EXPECT_EQ(policy->Victim(kHbm), std::nullopt);
-  EXPECT_EQ(policy->IdleVictim(kHbm), std::nullopt);
+  EXPECT_EQ(policy->Victim(kHbm, 0), std::nullopt);
+  EXPECT_EQ(policy->IdleVictim(kHbm, 0), std::nullopt);
 }
 
 TEST(LruPolicy, EvictsTheLeastRecentlyUsedBlock) {
   const auto policy = NewLruPolicy();
   policy->Upsert(kHbm, 1, {.last_use_seq = 20});
   policy->Upsert(kHbm, 2, {.last_use_seq = 10});
-  EXPECT_EQ(policy->Victim(kHbm), 2);
+  EXPECT_EQ(policy->Victim(kHbm, 0), 2);
 }
 
 TEST(LruPolicy, VictimStaysACandidate) {
   const auto policy = NewLruPolicy();
   policy->Upsert(kHbm, 1, {.last_use_seq = 20});
-  EXPECT_EQ(policy->Victim(kHbm), 1);
-  EXPECT_EQ(policy->Victim(kHbm), 1);
+  EXPECT_EQ(policy->Victim(kHbm, 0), 1);
+  EXPECT_EQ(policy->Victim(kHbm, 0), 1);
 }
 
 TEST(LruPolicy, EvictsTheDeepestOfEquallyOldBlocks) {
@@ -42,17 +42,17 @@ TEST(LruPolicy, EvictsTheDeepestOfEquallyOldBlocks) {
   policy->Upsert(kHbm, 1, {.last_use_seq = 5, .depth = 0});
   policy->Upsert(kHbm, 2, {.last_use_seq = 5, .depth = 7});
   policy->Upsert(kHbm, 3, {.last_use_seq = 5, .depth = 3});
-  EXPECT_EQ(policy->Victim(kHbm), 2);
+  EXPECT_EQ(policy->Victim(kHbm, 0), 2);
 }
 
 TEST(LruPolicy, KeepsBlocksOfActiveContextsLongest) {
   const auto policy = NewLruPolicy();
   policy->Upsert(kHbm, 1, {.last_use_seq = 1, .in_active_context = true});
   policy->Upsert(kHbm, 2, {.last_use_seq = 99});
-  EXPECT_EQ(policy->Victim(kHbm), 2);
+  EXPECT_EQ(policy->Victim(kHbm, 0), 2);
   policy->Erase(kHbm, 2);
-  EXPECT_EQ(policy->IdleVictim(kHbm), std::nullopt);
-  EXPECT_EQ(policy->Victim(kHbm), 1);
+  EXPECT_EQ(policy->IdleVictim(kHbm, 0), std::nullopt);
+  EXPECT_EQ(policy->Victim(kHbm, 0), 1);
 }
 
 TEST(LruPolicy, UpsertChangesTheFactsOfACandidate) {
@@ -60,10 +60,10 @@ TEST(LruPolicy, UpsertChangesTheFactsOfACandidate) {
   policy->Upsert(kHbm, 1, {.last_use_seq = 1});
   policy->Upsert(kHbm, 2, {.last_use_seq = 2});
   policy->Upsert(kHbm, 1, {.last_use_seq = 3});
-  EXPECT_EQ(policy->Victim(kHbm), 2);
+  EXPECT_EQ(policy->Victim(kHbm, 0), 2);
   policy->Erase(kHbm, 2);
   policy->Erase(kHbm, 1);
-  EXPECT_EQ(policy->Victim(kHbm), std::nullopt);
+  EXPECT_EQ(policy->Victim(kHbm, 0), std::nullopt);
 }
 
 TEST(LruPolicy, RanksEachTierOnItsOwn) {
@@ -71,8 +71,8 @@ TEST(LruPolicy, RanksEachTierOnItsOwn) {
   policy->Upsert(kHbm, 1, {.last_use_seq = 1});
   policy->Upsert(kHost, 2, {.last_use_seq = 2});
   policy->Erase(kHost, 1);
-  EXPECT_EQ(policy->Victim(kHbm), 1);
-  EXPECT_EQ(policy->Victim(kHost), 2);
+  EXPECT_EQ(policy->Victim(kHbm, 0), 1);
+  EXPECT_EQ(policy->Victim(kHost, 0), 2);
 }
 
 // The contract in its plainest form: candidates in a map, the victim by a full scan.
@@ -122,9 +122,24 @@ TEST(LruPolicy, AgreesWithAFullScanOnRandomCalls) {
       policy->Upsert(tier, block, facts);
       naive.Upsert(tier, block, facts);
     }
-    ASSERT_EQ(policy->Victim(tier), naive.Victim(tier, false)) << "step " << step;
-    ASSERT_EQ(policy->IdleVictim(tier), naive.Victim(tier, true)) << "step " << step;
+    ASSERT_EQ(policy->Victim(tier, 0), naive.Victim(tier, false)) << "step " << step;
+    ASSERT_EQ(policy->IdleVictim(tier, 0), naive.Victim(tier, true)) << "step " << step;
   }
+}
+
+TEST(LruPolicyTest, PoolsAreApart) {
+  const auto policy = NewLruPolicy();
+  policy->Upsert(kHbm, 1, {.last_use_seq = 10, .pool = 0});
+  policy->Upsert(kHbm, 2, {.last_use_seq = 20, .pool = 3});
+  EXPECT_EQ(policy->Victim(kHbm, 0), 1);
+  EXPECT_EQ(policy->Victim(kHbm, 3), 2);
+  EXPECT_EQ(policy->Victim(kHbm, 1), std::nullopt);
+  EXPECT_EQ(policy->IdleVictim(kHbm, 4), std::nullopt);
+  policy->Upsert(kHbm, 1, {.last_use_seq = 10, .pool = 3});
+  EXPECT_EQ(policy->Victim(kHbm, 0), std::nullopt);
+  EXPECT_EQ(policy->Victim(kHbm, 3), 1);
+  policy->Erase(kHbm, 1);
+  EXPECT_EQ(policy->Victim(kHbm, 3), 2);
 }
 
 }  // namespace

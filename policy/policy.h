@@ -22,6 +22,10 @@ using BlockRef = uint32_t;
 using TierIdx = uint32_t;
 inline constexpr TierIdx kTierCount = 3;
 
+// Whose blocks compete with one another, a tenant's for example: a victim is asked for by pool.
+using PoolIdx = uint32_t;
+inline constexpr PoolIdx kPoolCountMax = 512;
+
 // What a decision may look at.
 struct BlockFacts {
   // Position of the last use in the order of all uses. Blocks of one call share it.
@@ -33,6 +37,8 @@ struct BlockFacts {
   uint32_t bytes = 0;
   // An active context holds it.
   bool in_active_context = false;
+  // Less than kPoolCountMax. The same on all tiers; what is learned is learned from all pools.
+  PoolIdx pool = 0;
 };
 
 inline constexpr BlockRef kNoParent = UINT32_MAX;
@@ -86,14 +92,15 @@ class EvictionPolicy {
   virtual void Upsert(TierIdx tier, BlockRef block, const BlockFacts& facts) = 0;
   // Removes a candidate; nothing happens if it is none.
   virtual void Erase(TierIdx tier, BlockRef block) = 0;
-  // The candidate that is worth least, which stays a candidate; empty when there is none.
-  virtual std::optional<BlockRef> Victim(TierIdx tier) = 0;
+  // The candidate of the pool that is worth least, which stays a candidate; empty when there is
+  // none.
+  virtual std::optional<BlockRef> Victim(TierIdx tier, PoolIdx pool) = 0;
   // The same among blocks of no active context.
-  virtual std::optional<BlockRef> IdleVictim(TierIdx tier) = 0;
+  virtual std::optional<BlockRef> IdleVictim(TierIdx tier, PoolIdx pool) = 0;
 
-  // Whether a block, were it on the tier, would be worth more than what IdleVictim says: only then
-  // may a guess take its room. True for policies that cannot tell.
-  virtual bool BeatsIdleVictim(TierIdx tier, BlockRef block);
+  // Whether a block, of any pool, would be worth more on the tier than what IdleVictim says: only
+  // then may a guess take its room. True for policies that cannot tell.
+  virtual bool BeatsIdleVictim(TierIdx tier, PoolIdx pool, BlockRef block);
 
   // What was learned, to be restored after a restart; it names no block. Empty: nothing is learned.
   virtual std::string Save() const;

@@ -54,6 +54,9 @@ class FaultyTier final : public MappedTier {
     return inner_->FootprintBytes(payload_bytes);
   }
   TierUsage Usage() const override { return inner_->Usage(); }
+  uint64_t OwnerSegmentBytes(OwnerIdx owner) const override {
+    return inner_->OwnerSegmentBytes(owner);
+  }
   TierId id() const override { return inner_->id(); }
   void Write(ReplicaId replica, const BlockMeta& meta, std::span<const std::byte> source,
              Done done) override;

@@ -92,6 +92,9 @@ class SlotSource {
   virtual uint64_t FootprintBytes(uint32_t payload_bytes) const = 0;
 
   virtual TierUsage Usage() const = 0;
+
+  // Bytes of the segments that are the owner's now, whole as they are; 0 where owners share.
+  virtual uint64_t OwnerSegmentBytes(OwnerIdx /*owner*/) const { return 0; }
 };
 
 // Thread-safe.

@@ -7,6 +7,7 @@
 //   settle.cc    completions                                  contexts.cc  contexts, pause
 //   tickets.cc   prefetch and resume                          looking.cc   counters, invariants
 //   holds.cc     what prefetch keeps until it is used         loss.cc      a lost memory tier
+//   tenancy.cc   quotas, reserves, whose block leaves
 #pragma once
 
 #include <array>
@@ -158,6 +159,25 @@ struct LinkState {
   uint64_t measured_bytes = 0;
 };
 
+// A tenant's, which is OwnerIdx + 1, or kUnclaimed.
+using AccountIdx = uint32_t;
+inline constexpr AccountIdx kUnclaimed = 0;
+
+struct Account {
+  TenantCounters counters;
+  // Source bytes of demotions in flight.
+  std::array<uint64_t, kTierCount> leaving_bytes{};
+};
+
+// Who wants room on a tier, and how.
+struct RoomFor {
+  AccountIdx account = kUnclaimed;
+  // Of one block there; 0: for nothing new, the tier is to become emptier.
+  uint64_t footprint = 0;
+  // It displaces no block of an active context.
+  bool idle_only = false;
+};
+
 class StoreCore::Impl {
  public:
   Impl(const CoreOptions& options, SlotSource* hbm, SlotSource* host, SlotSource* nvme,
@@ -166,7 +186,12 @@ class StoreCore::Impl {
         tiers_{hbm, host, nvme},
         eviction_(std::move(eviction)),
         departures_(options.departures_max),
-        next_id_(options.first_id) {}
+        next_id_(options.first_id) {
+    accounts_.resize(options.tenants.size() + 1);
+    for (size_t owner = 0; owner < options.tenants.size(); ++owner) {
+      accounts_[owner + 1].counters.limits = options.tenants[owner];
+    }
+  }
 
   std::string SavePolicy() const { return eviction_->Save(); }
   absl::Status RestorePolicy(std::string_view saved) { return eviction_->Restore(saved); }
@@ -233,7 +258,7 @@ class StoreCore::Impl {
   EntryIdx ParentOfNext(const ReserveWaiter& waiter) const;
   PlacedBlock TakeFillSlot(ReserveWaiter* waiter, Effects* effects);
   void BeginFill(ReserveWaiter* waiter, const PlacedBlock& slot);
-  static void FinishReserve(ReserveWaiter* waiter, BlockStatus rest, Effects* effects);
+  void FinishReserve(ReserveWaiter* waiter, BlockStatus rest, Effects* effects) const;
   absl::StatusOr<std::vector<BlockStatus>> Commit(SessionId session, NamespaceIdx ns,
                                                   std::span<const Key> keys,
                                                   std::span<const uint32_t> crc32cs, TimeMs now_ms,
@@ -278,16 +303,17 @@ class StoreCore::Impl {
   // --- movement.cc ---
   // A slot on a memory tier for a block of `ns`, dropping at once what can go at once.
   // RESOURCE_EXHAUSTED: something must move first. UNAVAILABLE: the tier takes nothing now, however
-  // much moves. `idle_only`: displaces no block of an active context.
-  absl::StatusOr<ReplicaId> TakeSlot(size_t tier, NamespaceIdx ns, bool idle_only);
+  // much moves.
+  absl::StatusOr<ReplicaId> TakeSlot(size_t tier, NamespaceIdx ns, const RoomFor& room);
   // Puts so many blocks of a memory tier on their way out.
   enum class Room {
     kFreed,    // something went at once: try again
     kLeaving,  // wait for a completion
     kNone,     // nothing can leave
   };
-  Room MakeRoom(size_t tier, uint64_t block_footprint, size_t block_count, bool idle_only,
-                Effects* effects);
+  Room MakeRoom(size_t tier, const RoomFor& room_for, size_t block_count, Effects* effects);
+  // What is on its way out that will be room for it.
+  uint64_t LeavingBytes(size_t tier, const RoomFor& room) const;
   // TakeSlot, with MakeRoom as long as that frees at once. `blocks_wanted`: how many slots the
   // caller will take in all, so that a long fill or read does not wait once a block.
   struct SlotOrRoom {
@@ -302,7 +328,8 @@ class StoreCore::Impl {
     kBlocked,  // wait for a completion
     kStuck,    // the tier below can make no room
   };
-  Demotion Demote(size_t tier, EntryIdx idx, size_t blocks_wanted, Effects* effects);
+  Demotion Demote(size_t tier, EntryIdx idx, const RoomFor& room, size_t blocks_wanted,
+                  Effects* effects);
   Demotion DemoteFromHbm(EntryIdx idx, Purpose purpose, PauseId pause, size_t blocks_wanted,
                          Effects* effects);
   // Off a memory tier: dropped at once if nvme has it or takes nothing, else written there first.
@@ -311,7 +338,7 @@ class StoreCore::Impl {
   // Frees the replica; a block that is on no other tier is lost, which is counted.
   void EvictReplica(EntryIdx idx, size_t tier);
   // Drops the coldest blocks of nvme as needed; kNoReplica when nvme takes nothing.
-  ReplicaId TakeNvmeSlot(const Entry& entry);
+  ReplicaId TakeNvmeSlot(EntryIdx idx);
   enum class ReadStart { kStarted, kWait, kNoRoom };
   // To hbm if it has room for it, else to host; a guess to host only.
   ReadStart StartRead(EntryIdx idx, Purpose purpose, TicketId ticket, Effects* effects);
@@ -390,6 +417,8 @@ class StoreCore::Impl {
   TicketState StateOf(const TicketWork& ticket) const;
   // False when it must wait for a transfer or a place on a link.
   bool AdvanceTicket(TicketWork* ticket, Effects* effects);
+  // A guess may bring the block to host: it is worth more than what leaves for it.
+  bool GuessHasRoom(EntryIdx idx);
   bool PromoteFromHost(TicketWork* ticket, EntryIdx idx, Effects* effects);
   // Keeps the last state and lets the chain go once nothing more will move.
   void CloseTicketIfDone(TicketWork* ticket);
@@ -409,11 +438,41 @@ class StoreCore::Impl {
   void LetLastGo(TicketWork* ticket);
   // Lets the last held block of a ticket go to others; it is read again when they are done.
   void GiveUpLast(TicketWork* ticket);
-  // The latest deadline gives up a block, so that something can leave host. False: none is held.
-  bool YieldHold();
+  // The latest deadline of those whose blocks may leave for `room` gives one up, so that something
+  // can leave host. False: there is none.
+  bool YieldHold(const RoomFor& room);
   uint64_t HeldBytesMax() const;
   // Making room on hbm for a background read would not take from a block that is needed sooner.
   bool HbmHasRoomFor(NamespaceIdx ns);
+
+  // --- tenancy.cc ---
+  AccountIdx AccountOf(NamespaceIdx ns) const;
+  AccountIdx AccountOf(const Entry& entry) const {
+    return entry.is_unclaimed ? kUnclaimed : AccountOf(entry.ns);
+  }
+  Account& AccountAt(AccountIdx account);
+  // Blocks that are found on its tiers now are nobody's: no tenant has opened it.
+  bool IsUnclaimed(NamespaceIdx ns) const;
+  // A slot was taken, or is given back.
+  void Charge(size_t tier, AccountIdx account, uint64_t footprint);
+  void ChargeAdopted(size_t tier, AccountIdx account, uint64_t footprint);
+  void GiveBack(size_t tier, ReplicaId replica, AccountIdx account, uint32_t block_bytes);
+  // The account has no room for one more such block.
+  bool OverQuota(size_t tier, const RoomFor& room) const;
+  // What others may not take from it, were a block of this footprint to leave.
+  bool IsProtected(size_t tier, AccountIdx account, uint64_t footprint) const;
+  // Whose block leaves for `room`, and which: over quota one of its own; else of the account that
+  // is most above its fair share, by the policy's order within it.
+  std::optional<EntryIdx> PickVictim(size_t tier, const RoomFor& room) const;
+  void CountDisplaced(size_t tier, AccountIdx victim, AccountIdx taker);
+  // Gives a recovered block to the tenant that has opened its namespace.
+  void Claim(EntryIdx idx);
+  void ClaimSome();
+  // Makes accounts smaller that came to be over quota, as by Claim.
+  void PumpQuotas(Effects* effects);
+  absl::Status QuotaReached(AccountIdx account) const;
+  TenantsReport Tenants() const;
+  void CheckAccounts() const;
 
   // --- looking.cc ---
   bool Waits() const;
@@ -472,6 +531,15 @@ class StoreCore::Impl {
   std::array<uint64_t, kTierCount> leaving_bytes_{};
   std::array<bool, kTierCount> draining_tier_{};
   std::array<bool, kTierCount> lost_tier_{};
+
+  std::vector<Account> accounts_;  // by AccountIdx
+  // Who took the last slot: what leaves at a watermark leaves for it.
+  std::array<AccountIdx, kTierCount> last_taker_{};
+  bool over_quota_ = false;
+  // The first entry that may be unclaimed though its namespace is not.
+  EntryIdx claim_next_ = kNoEntry;
+  // Of the reads wanted, those at the front that wait for their own tenant's blocks to leave.
+  size_t limited_read_count_ = 0;
 
   CoreCounters counters_;
   uint64_t next_id_;

@@ -64,6 +64,8 @@ struct alignas(64) Entry {
   uint32_t pinned_mask : kTierCount = 0;
   // Where a demotion under way takes it.
   uint32_t leaving_to : 2 = kNowhere;
+  // Recovered, and not yet of a tenant's account (tenancy.cc).
+  bool is_unclaimed : 1 = false;
   // Why its last replica is about to go, if not for room.
   policy::MissReason leaves_for : 4 = policy::MissReason::kNone;
 };

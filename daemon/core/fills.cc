@@ -46,7 +46,8 @@ bool StoreCore::Impl::AdvanceReserve(ReserveWaiter* waiter, Effects* effects) {
       if (slot.replica == kNoReplica) return false;
       // Making room may have evicted the parent.
       if (const auto changed = AnswerWithoutSlot(*waiter); changed.has_value()) {
-        tiers_[static_cast<size_t>(slot.tier)]->Free(slot.replica);
+        GiveBack(static_cast<size_t>(slot.tier), slot.replica, AccountOf(waiter->ns),
+                 namespaces_[waiter->ns].spec.block_bytes);
         waiter->blocks.push_back({.status = *changed});
       } else {
         BeginFill(waiter, slot);
@@ -86,7 +87,12 @@ PlacedBlock StoreCore::Impl::TakeFillSlot(ReserveWaiter* waiter, Effects* effect
       return {
           .status = BlockStatus::kOk, .tier = static_cast<TierId>(tier), .replica = slot.replica};
     }
-    if (slot.room == Room::kLeaving) return {.status = BlockStatus::kExhausted};
+    if (slot.room == Room::kLeaving) {
+      // What its own tenant's quota waits for is nobody else's matter.
+      waiter->stuck = OverQuota(
+          tier, {.account = AccountOf(waiter->ns), .footprint = Footprint(tier, waiter->ns)});
+      return {.status = BlockStatus::kExhausted};
+    }
   }
   waiter->stuck = true;
   return {.status = BlockStatus::kExhausted};
@@ -105,7 +111,15 @@ void StoreCore::Impl::BeginFill(ReserveWaiter* waiter, const PlacedBlock& slot) 
   waiter->blocks.push_back(slot);
 }
 
-void StoreCore::Impl::FinishReserve(ReserveWaiter* waiter, BlockStatus rest, Effects* effects) {
+void StoreCore::Impl::FinishReserve(ReserveWaiter* waiter, BlockStatus rest,
+                                    Effects* effects) const {
+  const AccountIdx account = AccountOf(waiter->ns);
+  if (rest == BlockStatus::kExhausted && waiter->blocks.empty() && !waiter->keys.empty() &&
+      OverQuota(kHost, {.account = account, .footprint = Footprint(kHost, waiter->ns)})) {
+    effects->replies.push_back(
+        [done = std::move(waiter->done), status = QuotaReached(account)] { done(status); });
+    return;
+  }
   waiter->blocks.resize(waiter->keys.size(), PlacedBlock{.status = rest});
   effects->replies.push_back(
       [done = std::move(waiter->done), blocks = std::move(waiter->blocks)] { done(blocks); });

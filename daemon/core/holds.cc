@@ -86,10 +86,13 @@ void StoreCore::Impl::ShareHolds() {
   }
 }
 
-bool StoreCore::Impl::YieldHold() {
+bool StoreCore::Impl::YieldHold(const RoomFor& room) {
+  const bool own_only = OverQuota(kHost, room);
   for (auto latest = holds_.rbegin(); latest != holds_.rend(); ++latest) {
     TicketWork& ticket = tickets_.at(latest->second);
     if (ticket.held == 0) continue;
+    const AccountIdx account = AccountOf(At(ticket.chain.front()));
+    if (account != room.account && (own_only || IsProtected(kHost, account, 0))) continue;
     GiveUpLast(&ticket);
     return true;
   }
@@ -122,8 +125,9 @@ void StoreCore::Impl::EndHolds() {
 }
 
 bool StoreCore::Impl::HbmHasRoomFor(NamespaceIdx ns) {
-  if (!AboveHighWatermark(kHbm, Footprint(kHbm, ns))) return true;
-  const auto victim = eviction_->IdleVictim(kHbm);
+  const RoomFor room{.account = AccountOf(ns), .footprint = Footprint(kHbm, ns), .idle_only = true};
+  if (!AboveHighWatermark(kHbm, room.footprint) && !OverQuota(kHbm, room)) return true;
+  const auto victim = PickVictim(kHbm, room);
   return victim.has_value() && !At(*victim).is_held;
 }
 

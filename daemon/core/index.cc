@@ -91,7 +91,8 @@ policy::BlockFacts StoreCore::Impl::Facts(const Entry& entry) const {
           .depth = entry.depth,
           .use_count = entry.use_count,
           .bytes = BlockBytes(entry),
-          .in_active_context = entry.active_count > 0};
+          .in_active_context = entry.active_count > 0,
+          .pool = AccountOf(entry)};
 }
 
 BlockMeta StoreCore::Impl::Meta(const Entry& entry) const {
@@ -137,8 +138,11 @@ void StoreCore::Impl::SetReplica(EntryIdx idx, size_t tier, ReplicaId replica) {
   Entry& entry = At(idx);
   KVT_CHECK((entry.replica[tier] == kNoReplica) != (replica == kNoReplica));
   const size_t old_tier = CountedTier(entry);
+  if (FastestTier(entry) == kNowhere) entry.is_unclaimed = IsUnclaimed(entry.ns);
+  TenantTierCounters& counters = AccountAt(AccountOf(entry)).counters.tiers[tier];
   if (replica == kNoReplica && ((entry.pinned_mask >> tier) & 1) != 0) {
     counters_.tiers[tier].pinned_bytes -= BlockBytes(entry);
+    counters.pinned_bytes -= BlockBytes(entry);
     entry.pinned_mask = entry.pinned_mask & ~(1U << tier) & kAllTiers;
   }
   const bool counted_before = old_tier != kNowhere;
@@ -146,8 +150,10 @@ void StoreCore::Impl::SetReplica(EntryIdx idx, size_t tier, ReplicaId replica) {
   const size_t new_tier = CountedTier(entry);
   if (replica == kNoReplica) {
     --counters_.tiers[tier].block_count;
+    --counters.block_count;
   } else {
     ++counters_.tiers[tier].block_count;
+    ++counters.block_count;
     if (entry.state == EntryState::kCommitted) tiers_[tier]->OnCommitted(replica, Meta(entry));
   }
   if (counted_before && new_tier == kNowhere) --counters_.block_count;
@@ -204,8 +210,11 @@ void StoreCore::Impl::Refresh(EntryIdx idx) {
         (candidate ? entry.candidate_mask | bit : entry.candidate_mask & ~bit) & kAllTiers;
     const bool pinned = IsPinned(entry, tier);
     const bool was_pinned = (entry.pinned_mask & bit) != 0;
-    if (pinned && !was_pinned) counters_.tiers[tier].pinned_bytes += BlockBytes(entry);
-    if (!pinned && was_pinned) counters_.tiers[tier].pinned_bytes -= BlockBytes(entry);
+    if (pinned != was_pinned) {
+      const uint64_t change = pinned ? BlockBytes(entry) : -uint64_t{BlockBytes(entry)};
+      counters_.tiers[tier].pinned_bytes += change;
+      AccountAt(AccountOf(entry)).counters.tiers[tier].pinned_bytes += change;
+    }
     entry.pinned_mask = (pinned ? entry.pinned_mask | bit : entry.pinned_mask & ~bit) & kAllTiers;
   }
   entry.rank_is_old = false;
@@ -213,6 +222,7 @@ void StoreCore::Impl::Refresh(EntryIdx idx) {
 }
 
 void StoreCore::Impl::Touch(EntryIdx idx, uint64_t seq, TimeMs now_ms) {
+  Claim(idx);
   Entry& entry = At(idx);
   SetLastUse(&entry, seq);
   entry.last_use_ms = now_ms;
@@ -247,7 +257,7 @@ void StoreCore::Impl::FreeReplica(EntryIdx idx, size_t tier) {
   const ReplicaId replica = At(idx).replica[tier];
   KVT_CHECK(replica != kNoReplica);
   SetReplica(idx, tier, kNoReplica);
-  tiers_[tier]->Free(replica);
+  GiveBack(tier, replica, AccountOf(At(idx)), BlockBytes(At(idx)));
 }
 
 void StoreCore::Impl::Drop(EntryIdx idx) {

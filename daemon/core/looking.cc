@@ -19,6 +19,7 @@ bool StoreCore::Impl::Adopt(const BlockMeta& meta, size_t tier, ReplicaId replic
       known != kNoEntry && At(known).state != EntryState::kGhost) {
     if (At(known).replica[tier] != kNoReplica || At(known).crc32c != meta.crc32c) return false;
     SetReplica(known, tier, replica);
+    ChargeAdopted(tier, AccountOf(At(known)), Footprint(tier, ns));
     return true;
   }
   EntryIdx parent = kNoEntry;
@@ -28,6 +29,7 @@ bool StoreCore::Impl::Adopt(const BlockMeta& meta, size_t tier, ReplicaId replic
   entry.state = EntryState::kCommitted;
   entry.crc32c = meta.crc32c;
   SetReplica(idx, tier, replica);
+  ChargeAdopted(tier, AccountOf(entry), Footprint(tier, ns));
   return true;
 }
 
@@ -185,6 +187,7 @@ void StoreCore::Impl::CheckInvariants() const {
   KVT_CHECK(leaving == leaving_bytes_);
   KVT_CHECK(in_transfer_count == jobs_.size() && pending_count == filler_of_.size());
   CheckHolds();
+  CheckAccounts();
 }
 
 void StoreCore::Impl::CheckHolds() const {

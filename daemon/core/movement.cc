@@ -45,34 +45,39 @@ double StoreCore::Impl::SpeedOf(size_t source, size_t target) const {
   return static_cast<double>(link.measured_bytes) / static_cast<double>(link.busy_ms);
 }
 
-absl::StatusOr<ReplicaId> StoreCore::Impl::TakeSlot(size_t tier, NamespaceIdx ns, bool idle_only) {
+absl::StatusOr<ReplicaId> StoreCore::Impl::TakeSlot(size_t tier, NamespaceIdx ns,
+                                                    const RoomFor& room) {
   const NamespaceInfo& info = namespaces_[ns];
   KVT_CHECK(info.owner.has_value());
   if (lost_tier_[tier]) return Unavailable("the tier is lost");
   while (true) {
-    auto slot = tiers_[tier]->Reserve(info.spec.block_bytes, *info.owner);
+    const bool own_only = OverQuota(tier, room);
+    absl::StatusOr<ReplicaId> slot =
+        own_only ? Exhausted("the tenant's quota is used up")
+                 : tiers_[tier]->Reserve(info.spec.block_bytes, *info.owner);
+    if (slot.ok()) Charge(tier, room.account, room.footprint);
     if (slot.ok() || tier != kHost || !absl::IsResourceExhausted(slot.status())) return slot;
-    const auto victim = idle_only ? eviction_->IdleVictim(kHost) : eviction_->Victim(kHost);
-    const bool stuck = !victim.has_value() && leaving_bytes_[kHost] == 0;
-    if (stuck && !idle_only && YieldHold()) continue;
+    const auto victim = PickVictim(kHost, room);
+    const bool stuck = !victim.has_value() && LeavingBytes(kHost, room) == 0;
+    if (stuck && !room.idle_only && YieldHold(room)) continue;
     if (!victim.has_value() || At(*victim).replica[kNvme] == kNoReplica) return slot;
+    CountDisplaced(kHost, AccountOf(At(*victim)), room.account);
     EvictReplica(*victim, kHost);
   }
 }
 
-StoreCore::Impl::Room StoreCore::Impl::MakeRoom(size_t tier, uint64_t block_footprint,
-                                                size_t block_count, bool idle_only,
-                                                Effects* effects) {
-  const uint64_t bytes = block_footprint * block_count;
-  while (leaving_bytes_[tier] < bytes) {
-    const auto tier_idx = static_cast<policy::TierIdx>(tier);
-    const auto victim = idle_only ? eviction_->IdleVictim(tier_idx) : eviction_->Victim(tier_idx);
+StoreCore::Impl::Room StoreCore::Impl::MakeRoom(size_t tier, const RoomFor& room_for,
+                                                size_t block_count, Effects* effects) {
+  const uint64_t bytes = room_for.footprint * block_count;
+  const auto leaving = [&] { return LeavingBytes(tier, room_for); };
+  while (leaving() < bytes) {
+    const auto victim = PickVictim(tier, room_for);
     if (!victim.has_value()) {
-      if (tier == kHost && !idle_only && leaving_bytes_[kHost] == 0 && YieldHold()) continue;
+      if (tier == kHost && !room_for.idle_only && leaving() == 0 && YieldHold(room_for)) continue;
       break;
     }
-    const size_t blocks_wanted = (bytes - leaving_bytes_[tier] - 1) / block_footprint + 1;
-    switch (Demote(tier, *victim, blocks_wanted, effects)) {
+    const size_t blocks_wanted = (bytes - leaving() - 1) / room_for.footprint + 1;
+    switch (Demote(tier, *victim, room_for, blocks_wanted, effects)) {
       case Demotion::kFreed:
         return Room::kFreed;
       case Demotion::kStarted:
@@ -80,10 +85,14 @@ StoreCore::Impl::Room StoreCore::Impl::MakeRoom(size_t tier, uint64_t block_foot
       case Demotion::kBlocked:
         return Room::kLeaving;
       case Demotion::kStuck:
-        return leaving_bytes_[tier] > 0 ? Room::kLeaving : Room::kNone;
+        return leaving() > 0 ? Room::kLeaving : Room::kNone;
     }
   }
-  return leaving_bytes_[tier] > 0 ? Room::kLeaving : Room::kNone;
+  return leaving() > 0 ? Room::kLeaving : Room::kNone;
+}
+
+uint64_t StoreCore::Impl::LeavingBytes(size_t tier, const RoomFor& room) const {
+  return OverQuota(tier, room) ? accounts_[room.account].leaving_bytes[tier] : leaving_bytes_[tier];
 }
 
 StoreCore::Impl::SlotOrRoom StoreCore::Impl::TakeSlotOrMakeRoom(size_t tier, NamespaceIdx ns,
@@ -91,25 +100,34 @@ StoreCore::Impl::SlotOrRoom StoreCore::Impl::TakeSlotOrMakeRoom(size_t tier, Nam
                                                                 size_t blocks_wanted,
                                                                 Effects* effects) {
   const size_t block_count = std::clamp(blocks_wanted, size_t{1}, kRoomAheadBlocks);
+  const RoomFor room_for{
+      .account = AccountOf(ns), .footprint = Footprint(tier, ns), .idle_only = idle_only};
   while (true) {
-    const absl::StatusOr<ReplicaId> replica = TakeSlot(tier, ns, idle_only);
+    const absl::StatusOr<ReplicaId> replica = TakeSlot(tier, ns, room_for);
     if (replica.ok()) return {.replica = *replica};
     if (!absl::IsResourceExhausted(replica.status())) return {.room = Room::kNone};
-    const Room room = MakeRoom(tier, Footprint(tier, ns), block_count, idle_only, effects);
+    const Room room = MakeRoom(tier, room_for, block_count, effects);
     if (room != Room::kFreed) return {.room = room};
   }
 }
 
-StoreCore::Impl::Demotion StoreCore::Impl::Demote(size_t tier, EntryIdx idx, size_t blocks_wanted,
-                                                  Effects* effects) {
-  return tier == kHbm ? DemoteFromHbm(idx, Purpose::kDemote, 0, blocks_wanted, effects)
-                      : DemoteToNvme(kHost, idx, Purpose::kDemote, 0, effects);
+StoreCore::Impl::Demotion StoreCore::Impl::Demote(size_t tier, EntryIdx idx, const RoomFor& room,
+                                                  size_t blocks_wanted, Effects* effects) {
+  const AccountIdx account = AccountOf(At(idx));
+  const Demotion demotion = tier == kHbm
+                                ? DemoteFromHbm(idx, Purpose::kDemote, 0, blocks_wanted, effects)
+                                : DemoteToNvme(kHost, idx, Purpose::kDemote, 0, effects);
+  if (demotion == Demotion::kFreed || demotion == Demotion::kStarted) {
+    CountDisplaced(tier, account, room.account);
+  }
+  return demotion;
 }
 
 StoreCore::Impl::Demotion StoreCore::Impl::DemoteFromHbm(EntryIdx idx, Purpose purpose,
                                                          PauseId pause, size_t blocks_wanted,
                                                          Effects* effects) {
   if (LinkFull(kHbm, kHost, false)) return Demotion::kBlocked;
+  Claim(idx);
   const SlotOrRoom slot = TakeSlotOrMakeRoom(kHost, At(idx).ns, false, blocks_wanted, effects);
   if (slot.replica == kNoReplica) {
     if (slot.room == Room::kLeaving) return Demotion::kBlocked;
@@ -138,7 +156,7 @@ StoreCore::Impl::Demotion StoreCore::Impl::DemoteToNvme(size_t source, EntryIdx 
   }
   if (tiers_[kNvme] != nullptr && policy::Admit(options_.nvme_admission, Facts(entry))) {
     if (LinkFull(source, kNvme, false)) return Demotion::kBlocked;
-    const ReplicaId replica = TakeNvmeSlot(entry);
+    const ReplicaId replica = TakeNvmeSlot(idx);
     if (replica != kNoReplica) {
       StartTransfer({.entry = idx,
                      .purpose = purpose,
@@ -168,16 +186,25 @@ void StoreCore::Impl::EvictReplica(EntryIdx idx, size_t tier) {
   EraseIfUnused(idx);
 }
 
-ReplicaId StoreCore::Impl::TakeNvmeSlot(const Entry& entry) {
+ReplicaId StoreCore::Impl::TakeNvmeSlot(EntryIdx idx) {
+  Claim(idx);
+  const Entry& entry = At(idx);
   const OwnerIdx owner = namespaces_[entry.ns].owner.value_or(0);
+  const RoomFor room{.account = AccountOf(entry), .footprint = Footprint(kNvme, entry.ns)};
   while (true) {
-    const auto slot = tiers_[kNvme]->Reserve(BlockBytes(entry), owner);
-    if (slot.ok()) return *slot;
-    if (!absl::IsResourceExhausted(slot.status()) || IsWriteBudgetSpent(slot.status())) {
-      return kNoReplica;
+    if (!OverQuota(kNvme, room)) {
+      const auto slot = tiers_[kNvme]->Reserve(BlockBytes(entry), owner);
+      if (slot.ok()) {
+        Charge(kNvme, room.account, room.footprint);
+        return *slot;
+      }
+      if (!absl::IsResourceExhausted(slot.status()) || IsWriteBudgetSpent(slot.status())) {
+        return kNoReplica;
+      }
     }
-    const auto victim = eviction_->Victim(kNvme);
+    const auto victim = PickVictim(kNvme, room);
     if (!victim.has_value()) return kNoReplica;
+    CountDisplaced(kNvme, AccountOf(At(*victim)), room.account);
     EvictReplica(*victim, kNvme);
   }
 }
@@ -185,6 +212,7 @@ ReplicaId StoreCore::Impl::TakeNvmeSlot(const Entry& entry) {
 StoreCore::Impl::ReadStart StoreCore::Impl::StartRead(EntryIdx idx, Purpose purpose,
                                                       TicketId ticket, Effects* effects) {
   const bool background = purpose != Purpose::kDemandRead;
+  Claim(idx);
   const NamespaceIdx ns = At(idx).ns;
   for (size_t tier = purpose == Purpose::kGuess ? kHost : kHbm; tier <= kHost; ++tier) {
     if (LinkFull(kNvme, tier, background)) return ReadStart::kWait;
@@ -194,7 +222,8 @@ StoreCore::Impl::ReadStart StoreCore::Impl::StartRead(EntryIdx idx, Purpose purp
     const bool idle_only = background || tier == kHbm;
     const SlotOrRoom slot = TakeSlotOrMakeRoom(tier, ns, idle_only, reads_wanted_.size(), effects);
     if (slot.replica != kNoReplica && (!Visible(At(idx)) || At(idx).in_transfer)) {
-      tiers_[tier]->Free(slot.replica);  // making room took the block itself
+      // Making room took the block itself.
+      GiveBack(tier, slot.replica, AccountOf(ns), namespaces_[ns].spec.block_bytes);
       return ReadStart::kNoRoom;
     }
     if (slot.replica != kNoReplica) {
@@ -221,6 +250,7 @@ void StoreCore::Impl::StartTransfer(Job job, Effects* effects) {
   job.footprint = tiers_[source]->FootprintBytes(BlockBytes(entry));
   if (job.purpose == Purpose::kDemote || job.purpose == Purpose::kPause) {
     leaving_bytes_[source] += job.footprint;
+    AccountAt(AccountOf(entry)).leaving_bytes[source] += job.footprint;
     SetLeaving(job.entry, job.target);
   }
   LinkState& link = links_[source][job.target];

@@ -19,10 +19,12 @@ void StoreCore::Impl::Pump(TimeMs now_ms, Effects* effects) {
   now_ms_ =
       std::max(now_ms_, now_ms);  // threads may read the clock in another order than they come
   EndHolds();
+  ClaimSome();
   PumpReads(effects);
   PumpReserves(effects);
   PumpPauses(effects);
   PumpTickets(effects);
+  PumpQuotas(effects);
   PumpWatermarks(effects);
   PumpFlush(effects);
   FinishPauses(effects);
@@ -30,6 +32,8 @@ void StoreCore::Impl::Pump(TimeMs now_ms, Effects* effects) {
 }
 
 void StoreCore::Impl::PumpReads(Effects* effects) {
+  // Those that only their own tenant's quota keeps waiting hold nobody else up.
+  std::vector<EntryIdx> limited;
   while (!reads_wanted_.empty()) {
     const EntryIdx idx = reads_wanted_.front();
     const Entry& entry = At(idx);
@@ -39,11 +43,15 @@ void StoreCore::Impl::PumpReads(Effects* effects) {
         DropIfDoomed(idx);
         EraseIfUnused(idx);
       } else if (StartRead(idx, Purpose::kDemandRead, 0, effects) != ReadStart::kStarted) {
-        return;
+        const RoomFor room{.account = AccountOf(entry), .footprint = Footprint(kHost, entry.ns)};
+        if (!OverQuota(kHost, room)) break;
+        limited.push_back(idx);
       }
     }
     reads_wanted_.pop_front();
   }
+  limited_read_count_ = limited.size();
+  reads_wanted_.insert(reads_wanted_.begin(), limited.begin(), limited.end());
 }
 
 void StoreCore::Impl::PumpReserves(Effects* effects) {
@@ -81,7 +89,8 @@ void StoreCore::Impl::PumpPauses(Effects* effects) {
 }
 
 void StoreCore::Impl::PumpTickets(Effects* effects) {
-  if (!reads_wanted_.empty() || ticket_queue_.empty()) return;  // demanded reads first
+  // Demanded reads first.
+  if (reads_wanted_.size() > limited_read_count_ || ticket_queue_.empty()) return;
   PlanGuesses();
   for (auto queued = ticket_queue_.begin(); queued != ticket_queue_.end();) {
     TicketWork& ticket = tickets_.at(*queued);
@@ -109,13 +118,15 @@ void StoreCore::Impl::PumpWatermarks(Effects* effects) {
           policy::BytesToDemote(options_.watermarks[tier], usage.capacity_bytes, usage.used_bytes,
                                 leaving_bytes_[tier], draining_tier_[tier]) > 0;
       if (!draining_tier_[tier]) break;
-      const auto victim = eviction_->Victim(static_cast<policy::TierIdx>(tier));
+      const RoomFor room{.account = last_taker_[tier]};
+      const auto victim = PickVictim(tier, room);
       if (!victim.has_value()) break;
       if (tier == kNvme) {
+        CountDisplaced(kNvme, AccountOf(At(*victim)), room.account);
         EvictReplica(*victim, kNvme);
         continue;
       }
-      const Demotion demotion = Demote(tier, *victim, kWatermarkBlocks, effects);
+      const Demotion demotion = Demote(tier, *victim, room, kWatermarkBlocks, effects);
       if (demotion == Demotion::kBlocked || demotion == Demotion::kStuck) break;
     }
   }
@@ -129,7 +140,7 @@ void StoreCore::Impl::PumpFlush(Effects* effects) {
       const size_t source = MemoryTier(entry);
       if (Visible(entry) && source != kNowhere && entry.replica[kNvme] == kNoReplica) {
         if (entry.in_transfer || LinkFull(source, kNvme, false)) return;
-        const ReplicaId replica = TakeNvmeSlot(entry);
+        const ReplicaId replica = TakeNvmeSlot(idx);
         if (replica != kNoReplica) {
           StartTransfer({.entry = idx,
                          .purpose = Purpose::kFlush,

@@ -114,7 +114,7 @@ void StoreCore::Impl::EndLeases(Session* session) {
 void StoreCore::Impl::FreeQuarantine(Session* session) {
   for (const Quarantined& slot : session->quarantine) {
     counters_.tiers[slot.tier].quarantined_bytes -= slot.bytes;
-    tiers_[slot.tier]->Free(slot.replica);
+    GiveBack(slot.tier, slot.replica, session->owner + 1, static_cast<uint32_t>(slot.bytes));
   }
   session->quarantine.clear();
 }
@@ -148,7 +148,12 @@ absl::StatusOr<NamespaceIdx> StoreCore::Impl::OpenNamespace(SessionId id,
                 spec.layout.Hex()),
         reason::kBadArgument);
   }
-  if (!known.owner.has_value()) known.owner = session->owner;
+  if (!known.owner.has_value()) {
+    known.owner = session->owner;
+    for (const TenantTierCounters& tier : accounts_[kUnclaimed].counters.tiers) {
+      if (tier.block_count > 0) claim_next_ = 0;
+    }
+  }
   KVT_CHECK(*known.owner == session->owner);    // the tenant's name is part of the hash
   known.spec.block_tokens = spec.block_tokens;  // recovered blocks do not tell
   session->namespaces.insert(ns);

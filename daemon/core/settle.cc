@@ -19,6 +19,7 @@ void StoreCore::Impl::OnTransferDone(JobId id, const absl::Status& reported, Tim
   entry.in_transfer = false;
   if (job.purpose == Purpose::kDemote || job.purpose == Purpose::kPause) {
     leaving_bytes_[job.source] -= job.footprint;
+    AccountAt(AccountOf(entry)).leaving_bytes[job.source] -= job.footprint;
     SetLeaving(job.entry, kNowhere);
   }
   CountTransfer(job, status, now_ms);
@@ -32,6 +33,7 @@ void StoreCore::Impl::OnTransferDone(JobId id, const absl::Status& reported, Tim
   }
   Refresh(job.entry);
   SettleJob(job, was_in_hbm && entry.replica[kHbm] == kNoReplica);
+  Claim(job.entry);
   DropIfDoomed(job.entry);
   EraseIfUnused(job.entry);
   Pump(now_ms, effects);
@@ -47,7 +49,7 @@ void StoreCore::Impl::FinishMemoryMove(const Job& job, const absl::Status& statu
     FreeReplica(job.entry, job.source);
     return;
   }
-  tiers_[job.target]->Free(job.target_replica);
+  GiveBack(job.target, job.target_replica, AccountOf(entry), BlockBytes(entry));
   if (status.code() == absl::StatusCode::kDataLoss) OnBadSource(job.entry, job.source);
 }
 
@@ -67,7 +69,7 @@ void StoreCore::Impl::FinishNvmeWrite(const Job& job, const absl::Status& status
     SetReplica(job.entry, kNvme, job.target_replica);
     Refresh(job.entry);
   } else {
-    tiers_[kNvme]->Free(job.target_replica);
+    GiveBack(kNvme, job.target_replica, AccountOf(entry), BlockBytes(entry));
     if (status.code() == absl::StatusCode::kDataLoss) {
       OnBadSource(job.entry, job.source);
       return;
@@ -96,7 +98,7 @@ void StoreCore::Impl::FinishNvmeRead(const Job& job, const absl::Status& status,
       ++counters_.regret.prefetched_block_count;
     }
   } else {
-    tiers_[job.target]->Free(job.target_replica);
+    GiveBack(job.target, job.target_replica, AccountOf(entry), BlockBytes(entry));
     if (status.code() == absl::StatusCode::kDataLoss) {
       ++counters_.tiers[kNvme].corrupt_block_count;
       entry.leaves_for = policy::MissReason::kCorrupt;

@@ -189,6 +189,8 @@ bool StoreCore::Waits() const { return impl_->Waits(); }
 
 CoreCounters StoreCore::Counters() const { return impl_->Counters(); }
 
+TenantsReport StoreCore::Tenants() const { return impl_->Tenants(); }
+
 std::vector<ContextSummary> StoreCore::Contexts(size_t limit) const {
   return impl_->Contexts(limit);
 }

@@ -49,6 +49,14 @@ using TicketId = uint64_t;
 using JobId = uint64_t;
 using TimeMs = uint64_t;  // monotonic
 
+// What a tenant may have on each tier, in bytes of slots.
+struct TenantLimits {
+  // At this it makes room for its blocks by its own blocks only.
+  std::array<uint64_t, kTierCount> quota_bytes = {UINT64_MAX, UINT64_MAX, UINT64_MAX};
+  // With this or less on a tier it gives up nothing there for others.
+  std::array<uint64_t, kTierCount> reserve_bytes{};
+};
+
 struct CoreOptions {
   std::array<policy::Watermarks, kTierCount> watermarks;
   policy::Admission nvme_admission = policy::Admission::kAll;
@@ -60,6 +68,8 @@ struct CoreOptions {
   uint32_t transfers_per_link_max = 32;
   // Blocks that left and are remembered for WhyMiss, 32 bytes each.
   uint32_t departures_max = 1U << 16;
+  // By OwnerIdx. Tenants beyond have no quota and no reserve.
+  std::vector<TenantLimits> tenants;
   // First value of session, lease and ticket ids: random, so that ids of an earlier boot are
   // unknown.
   uint64_t first_id = 1;
@@ -154,6 +164,28 @@ struct TierCounters {
   uint64_t hit_block_count = 0;
   uint64_t evicted_block_count = 0;
   uint64_t corrupt_block_count = 0;
+};
+
+// What one tenant has on one tier, and lost there.
+struct TenantTierCounters {
+  // Slots, footprint and all: stored, being filled or copied to, quarantined.
+  uint64_t used_bytes = 0;
+  uint64_t pinned_bytes = 0;
+  uint64_t block_count = 0;
+  // Replicas that left to make room for another tenant.
+  uint64_t displaced_block_count = 0;
+};
+
+struct TenantCounters {
+  std::array<TenantTierCounters, kTierCount> tiers;
+  TenantLimits limits;
+};
+
+struct TenantsReport {
+  // By OwnerIdx; of those seen or configured.
+  std::vector<TenantCounters> tenants;
+  // Recovered blocks that no session's namespace was opened for yet: nobody's.
+  TenantCounters unclaimed;
 };
 
 struct LinkCounters {
@@ -267,7 +299,8 @@ class StoreCore {
                                       std::span<const Key> keys);
   // Each key's parent is the one before it; the first one's is `parent`. Waits for room until the
   // deadline; per block OK, EXISTS, PENDING, EXHAUSTED or PRECONDITION. `tier` is hbm or host;
-  // a fill that hbm can make no room for is placed on host.
+  // a fill that hbm can make no room for is placed on host. RESOURCE_EXHAUSTED (QUOTA_REACHED):
+  // nothing but the tenant's quota left every block without room.
   void Reserve(SessionId session, NamespaceIdx ns, const std::optional<Key>& parent,
                std::span<const Key> keys, TierId tier, TimeMs deadline_ms, TimeMs now_ms,
                std::function<void(absl::StatusOr<std::vector<PlacedBlock>>)> done,
@@ -338,6 +371,7 @@ class StoreCore {
   // Something waits for room, a completion or a time: ticks may change something.
   bool Waits() const;
   CoreCounters Counters() const;
+  TenantsReport Tenants() const;
   std::vector<ContextSummary> Contexts(size_t limit) const;
   absl::StatusOr<std::vector<BlockSummary>> WhereContext(std::string_view name) const;
   absl::StatusOr<std::vector<BlockSummary>> WhereKey(const Key& key) const;

@@ -28,6 +28,7 @@ class StoreCoreTest : public ::testing::Test {
     CoreOptions options;
     options.watermarks.fill({.high = 1.0, .low = 1.0});
     options.nvme_admission = admission_;
+    options.tenants = tenants_;
     core_ = std::make_unique<StoreCore>(options, hbm_.get(), host_.get(), nvme_.get(),
                                         policy::NewEvictionPolicy(eviction));
     session_ = *core_->OpenSession(7, now_);
@@ -138,6 +139,7 @@ class StoreCoreTest : public ::testing::Test {
     return paused_;
   }
 
+  std::vector<TenantLimits> tenants_;
   policy::Admission admission_ = policy::Admission::kAll;
   std::unique_ptr<FakeSlots> hbm_, host_, nvme_;
   std::unique_ptr<StoreCore> core_;

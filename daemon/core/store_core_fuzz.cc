@@ -23,12 +23,13 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size_bytes) {
   static const bool is_ready = MakeFailuresFatal();
   (void)is_ready;
   kvtier::fuzz::FuzzInput input(data, size_bytes);
-  const StoreCoreModel::Options options{.eviction = input.Below(2) == 0
-                                                        ? kvtier::policy::EvictionKind::kHazard
-                                                        : kvtier::policy::EvictionKind::kLru,
-                                        .hbm_slots = 1 + input.Below(10),
-                                        .host_slots = 1 + input.Below(8),
-                                        .nvme_slots = input.Below(16)};
+  StoreCoreModel::Options options{.eviction = input.Below(2) == 0
+                                                  ? kvtier::policy::EvictionKind::kHazard
+                                                  : kvtier::policy::EvictionKind::kLru,
+                                  .hbm_slots = 1 + input.Below(10),
+                                  .host_slots = 1 + input.Below(8),
+                                  .nvme_slots = input.Below(16)};
+  options.has_tenants = options.hbm_slots >= 2 && input.Below(2) == 1;
   StoreCoreModel model(options, [&input](size_t bound) {
     // Beyond the end nothing fails any more.
     return input.empty() ? bound - 1 : input.Below(bound);

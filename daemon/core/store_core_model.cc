@@ -54,11 +54,11 @@ class CheckedPolicy final : public policy::EvictionPolicy {
     candidates_[tier].erase(block);
     policy_->Erase(tier, block);
   }
-  std::optional<policy::BlockRef> Victim(policy::TierIdx tier) override {
-    return Checked(tier, policy_->Victim(tier));
+  std::optional<policy::BlockRef> Victim(policy::TierIdx tier, policy::PoolIdx pool) override {
+    return Checked(tier, policy_->Victim(tier, pool));
   }
-  std::optional<policy::BlockRef> IdleVictim(policy::TierIdx tier) override {
-    return Checked(tier, policy_->IdleVictim(tier));
+  std::optional<policy::BlockRef> IdleVictim(policy::TierIdx tier, policy::PoolIdx pool) override {
+    return Checked(tier, policy_->IdleVictim(tier, pool));
   }
 
  private:
@@ -84,6 +84,7 @@ class StoreCoreModel::Impl {
     CoreOptions options;
     options.transfers_per_link_max = 3;
     options.waiters_max = 64;
+    if (model.has_tenants) options.tenants = DrawLimits();
     core_ = std::make_unique<StoreCore>(
         options, &slots_[0], &slots_[1], &slots_[2],
         std::make_unique<CheckedPolicy>(policy::NewEvictionPolicy(model.eviction)));
@@ -96,6 +97,10 @@ class StoreCoreModel::Impl {
         keys_[chain][depth] = *parent;
       }
     }
+    for (size_t i = 0; i < clients_.size(); ++i) {
+      if (model.has_tenants) clients_[i].owner = static_cast<OwnerIdx>(i % 2);
+    }
+    if (model.has_tenants) StoreOfBystander();
     for (auto& client : clients_) Open(&client);
   }
 
@@ -167,11 +172,14 @@ class StoreCoreModel::Impl {
     while (!transfers_.empty() && Pick(3) != 0) CompleteOne();
     core_->CheckInvariants();
     CheckLeasedContents();
+    CheckBystander();
   }
 
   // Ends every session and completes everything: nothing may be left but unpinned blocks.
   void Finish() {
     for (auto& client : clients_) Close(&client);
+    if (bystander_tier_ != 0) Close(&bystander_);
+    bystander_tier_ = 0;
     for (int i = 0; i < 1000 && (!transfers_.empty() || i < 3); ++i) {
       while (!transfers_.empty()) CompleteOne();
       now_ += 100;
@@ -201,6 +209,7 @@ class StoreCoreModel::Impl {
     Key key;
   };
   struct Client {
+    OwnerIdx owner = 1;
     SessionId session = 0;
     NamespaceIdx ns = 0;
     std::map<Key, Held> fills;
@@ -211,10 +220,51 @@ class StoreCoreModel::Impl {
   FakeSlots& Slots(TierId tier) { return slots_[static_cast<size_t>(tier)]; }
 
   void Open(Client* client) {
-    client->session = *core_->OpenSession(1, now_);
+    client->session = *core_->OpenSession(client->owner, now_);
     core_->AttachMapping(client->session);
-    client->ns = *core_->OpenNamespace(
-        client->session, {.hash = {}, .layout = {}, .block_bytes = FakeSlots::kBlockBytes});
+    client->ns = *core_->OpenNamespace(client->session, SpecOf(client->owner));
+  }
+
+  static NamespaceSpec SpecOf(OwnerIdx owner) {
+    NamespaceSpec spec{.hash = {}, .layout = {}, .block_bytes = FakeSlots::kBlockBytes};
+    spec.hash.bytes[0] = static_cast<uint8_t>(owner);
+    return spec;
+  }
+
+  std::vector<TenantLimits> DrawLimits() {
+    std::vector<TenantLimits> limits(kBystander + 1);
+    limits[kBystander].reserve_bytes.fill(FakeSlots::kBlockBytes);
+    for (OwnerIdx owner = 0; owner < kBystander; ++owner) {
+      for (uint64_t& quota_bytes : limits[owner].quota_bytes) {
+        if (Pick(3) != 0) quota_bytes = Pick(8) * FakeSlots::kBlockBytes;
+      }
+    }
+    return limits;
+  }
+
+  // One block on hbm, which nobody may take from it.
+  void StoreOfBystander() {
+    bystander_.owner = kBystander;
+    Open(&bystander_);
+    const std::span<const Key> keys(keys_[0].data(), 1);
+    Reserve(&bystander_, keys);
+    Settle();
+    while (!bystander_.fills.empty()) Commit(&bystander_);
+    Settle();
+    bystander_tier_ = core_->Lookup(bystander_.session, bystander_.ns, keys)->residency.at(0);
+  }
+
+  void CheckBystander() {
+    if (bystander_tier_ == 0) return;
+    const std::span<const Key> keys(keys_[0].data(), 1);
+    const auto found = core_->Lookup(bystander_.session, bystander_.ns, keys);
+    ASSERT_TRUE(found.ok());
+    if (bystander_tier_ == kResidentHbm && slots_[0].degraded) return;  // lost
+    ASSERT_EQ(found->residency.size(), 1U) << "lost to another tenant";
+    EXPECT_EQ(found->residency[0] & bystander_tier_, bystander_tier_) << "moved for another tenant";
+    for (const TenantTierCounters& tier : core_->Tenants().tenants.at(kBystander).tiers) {
+      EXPECT_EQ(tier.displaced_block_count, 0U);
+    }
   }
 
   void Close(Client* client) {
@@ -348,7 +398,9 @@ class StoreCoreModel::Impl {
     const Transfer transfer = transfers_[at];
     transfers_.erase(transfers_.begin() + static_cast<std::ptrdiff_t>(at));
     absl::Status status;
-    const size_t dice = Pick(20);
+    const bool is_bystanders =
+        bystander_tier_ != 0 && transfer.meta.namespace_hash == SpecOf(kBystander).hash;
+    const size_t dice = is_bystanders ? 2 : Pick(20);
     if (dice == 0) status = Unavailable("injected");
     if (dice == 1) status = DataLoss("injected");
     // A transfer must find its source untouched and its target still reserved.
@@ -378,6 +430,10 @@ class StoreCoreModel::Impl {
   std::unique_ptr<StoreCore> core_;
   std::array<std::array<Key, kDepth>, kChains> keys_;
   std::array<Client, 3> clients_;
+  static constexpr OwnerIdx kBystander = 2;
+  Client bystander_;
+  // Where its block is; 0: there is none.
+  uint8_t bystander_tier_ = 0;
   Effects effects_;
   std::vector<Transfer> transfers_;
   TimeMs now_ = 1;

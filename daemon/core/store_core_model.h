@@ -21,6 +21,9 @@ class StoreCoreModel {
     uint64_t hbm_slots = 0;
     uint64_t host_slots = 0;
     uint64_t nvme_slots = 0;
+    // The clients are of two tenants with quotas, beside a third that has a reserve and does
+    // nothing. Needs two slots on hbm.
+    bool has_tenants = false;
   };
   // A number below `bound`, which is 1 or more. The same numbers give the same run.
   using PickNumber = std::function<size_t(size_t bound)>;

@@ -15,19 +15,22 @@ namespace kvtier::core {
 namespace {
 
 // Half of the runs have room for next to nothing, so that making room meets the block it is for.
-// A third of them are under LRU.
+// A third of them are under LRU, three quarters have several tenants.
 StoreCoreModel::Options OptionsOf(uint64_t seed) {
+  const bool has_tenants = seed % 4 != 0;
   const auto eviction = seed % 3 == 0 ? policy::EvictionKind::kLru : policy::EvictionKind::kHazard;
   if (seed % 2 == 0) {
     return {.eviction = eviction,
             .hbm_slots = 4 + seed % 13,
             .host_slots = 3 + seed % 7,
-            .nvme_slots = 24};
+            .nvme_slots = 24,
+            .has_tenants = has_tenants};
   }
   return {.eviction = eviction,
           .hbm_slots = 2 + seed % 5,
           .host_slots = 1 + seed % 4,
-          .nvme_slots = 3 + seed % 8};
+          .nvme_slots = 3 + seed % 8,
+          .has_tenants = has_tenants};
 }
 
 StoreCoreModel::PickNumber RandomNumbers(uint64_t seed) {

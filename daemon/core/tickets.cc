@@ -175,8 +175,7 @@ bool StoreCore::Impl::AdvanceTicket(TicketWork* ticket, Effects* effects) {
       if (!ticket->is_guess && !PromoteFromHost(ticket, idx, effects)) return false;
       continue;
     }
-    if (ticket->is_guess && AboveHighWatermark(kHost, Footprint(kHost, entry.ns)) &&
-        !eviction_->BeatsIdleVictim(static_cast<policy::TierIdx>(kHost), idx)) {
+    if (ticket->is_guess && !GuessHasRoom(idx)) {
       ticket->start_ms = now_ms_ + kPlanEveryMs;  // it is worth more later
       return false;
     }
@@ -188,7 +187,17 @@ bool StoreCore::Impl::AdvanceTicket(TicketWork* ticket, Effects* effects) {
   return true;
 }
 
+bool StoreCore::Impl::GuessHasRoom(EntryIdx idx) {
+  const RoomFor room{
+      .account = AccountOf(At(idx)), .footprint = Footprint(kHost, At(idx).ns), .idle_only = true};
+  if (!AboveHighWatermark(kHost, room.footprint) && !OverQuota(kHost, room)) return true;
+  const auto victim = PickVictim(kHost, room);
+  const AccountIdx pool = victim.has_value() ? AccountOf(At(*victim)) : room.account;
+  return eviction_->BeatsIdleVictim(static_cast<policy::TierIdx>(kHost), pool, idx);
+}
+
 bool StoreCore::Impl::PromoteFromHost(TicketWork* ticket, EntryIdx idx, Effects* effects) {
+  Claim(idx);
   const Entry& entry = At(idx);
   if (entry.lease_count > 0) return true;  // read in place
   if (LinkFull(kHost, kHbm, true)) return false;
@@ -197,7 +206,8 @@ bool StoreCore::Impl::PromoteFromHost(TicketWork* ticket, EntryIdx idx, Effects*
   // Without room it stays on host.
   if (slot.replica == kNoReplica) return slot.room != Room::kLeaving;
   if (MemoryTier(entry) != kHost || entry.in_transfer) {
-    tiers_[kHbm]->Free(slot.replica);  // making room moved the block itself
+    // Making room moved the block itself.
+    GiveBack(kHbm, slot.replica, AccountOf(entry), BlockBytes(entry));
     return false;
   }
   StartTransfer({.entry = idx,

@@ -298,7 +298,7 @@ class HazardRule final : public CacheRule {
   void Insert(BlockRef block) override { Use(block); }
   void AddLeaf(BlockRef block) override { policy_.Upsert(kTier, block, {}); }
   void RemoveLeaf(BlockRef block) override { policy_.Erase(kTier, block); }
-  BlockRef Victim() override { return *policy_.Victim(kTier); }
+  BlockRef Victim() override { return *policy_.Victim(kTier, 0); }
   void Evict(BlockRef block) override { policy_.Forget(block, KeyOf(block)); }
 
  private:

@@ -31,6 +31,8 @@ inline constexpr std::string_view kContextRange = "CONTEXT_RANGE";
 // RESOURCE_EXHAUSTED: a bound of the daemon is reached (sessions, contexts, queued calls); the
 // message names it. Carries RetryInfo.
 inline constexpr std::string_view kLimitReached = "LIMIT_REACHED";
+// RESOURCE_EXHAUSTED: the tenant's quota; the message has the numbers. Carries RetryInfo.
+inline constexpr std::string_view kQuotaReached = "QUOTA_REACHED";
 // UNAVAILABLE: the daemon is stopping or a part of it cannot answer. Carries RetryInfo.
 inline constexpr std::string_view kDraining = "DRAINING";
 inline constexpr std::string_view kTierUnavailable = "TIER_UNAVAILABLE";

@@ -186,6 +186,11 @@ uint64_t CudaTier::FootprintBytes(uint32_t payload_bytes) const {
   return SlotAllocator::SlotBytes(payload_bytes);
 }
 
+uint64_t CudaTier::OwnerSegmentBytes(OwnerIdx owner) const {
+  absl::MutexLock lock(&mutex_);
+  return allocator_.owner_bytes(owner);
+}
+
 TierUsage CudaTier::Usage() const {
   absl::MutexLock lock(&mutex_);
   return {.capacity_bytes = allocator_.capacity_bytes(),

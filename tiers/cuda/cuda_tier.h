@@ -78,6 +78,7 @@ class CudaTier final : public MappedTier {
   void Free(ReplicaId replica) override;
   uint64_t FootprintBytes(uint32_t payload_bytes) const override;
   TierUsage Usage() const override;
+  uint64_t OwnerSegmentBytes(OwnerIdx owner) const override;
   TierId id() const override { return TierId::kHbm; }
   void Write(ReplicaId replica, const BlockMeta& meta, std::span<const std::byte> source,
              Done done) override;

@@ -207,6 +207,11 @@ uint64_t MemoryTier::FootprintBytes(uint32_t payload_bytes) const {
   return SlotAllocator::SlotBytes(payload_bytes);
 }
 
+uint64_t MemoryTier::OwnerSegmentBytes(OwnerIdx owner) const {
+  absl::MutexLock lock(&mutex_);
+  return allocator_.owner_bytes(owner);
+}
+
 TierUsage MemoryTier::Usage() const {
   absl::MutexLock lock(&mutex_);
   return {.capacity_bytes = allocator_.capacity_bytes(),

@@ -22,6 +22,11 @@ uint64_t SlotAllocator::SlotBytes(uint32_t payload_bytes) {
          kSlotAlignBytes;
 }
 
+uint64_t SlotAllocator::owner_bytes(OwnerIdx owner) const {
+  const auto count = frame_count_.find(owner);
+  return count == frame_count_.end() ? 0 : count->second * options_.frame_bytes;
+}
+
 bool SlotAllocator::Frame::HasRoom() const {
   return std::any_of(free_bits.begin(), free_bits.end(), [](uint64_t word) { return word != 0; });
 }
@@ -84,6 +89,7 @@ std::optional<uint32_t> SlotAllocator::TakeFrame(OwnerIdx owner, uint64_t slot_b
   }
   Frame& frame = frames_[frame_idx];
   frame.owner = owner;
+  ++frame_count_[owner];
   if (frame.slot_bytes != slot_bytes) Carve(frame, slot_bytes);
   return frame_idx;
 }
@@ -128,6 +134,7 @@ void SlotAllocator::Free(ReplicaId replica) {
   }
   if (frame.used_count > 0 || frame.worn_out_count > 0) return;
   open.erase(at.frame_idx);
+  --frame_count_[frame.owner];
   empty_[frame.owner].insert(at.frame_idx);
 }
 

@@ -67,6 +67,8 @@ class SlotAllocator {
   uint64_t capacity_bytes() const {
     return static_cast<uint64_t>(options_.frame_count) * options_.frame_bytes;
   }
+  // Of the frames that hold blocks of this owner.
+  uint64_t owner_bytes(OwnerIdx owner) const;
   // Frames that have a segment number now.
   uint32_t segment_count() const { return next_frame_idx_; }
   static uint64_t SlotBytes(uint32_t payload_bytes);
@@ -110,6 +112,8 @@ class SlotAllocator {
   uint64_t used_bytes_ = 0;
   // Frames in use that have a free slot, by what they are carved for.
   std::map<std::pair<OwnerIdx, uint64_t>, std::set<uint32_t>> open_;
+  // Frames in use.
+  std::map<OwnerIdx, uint32_t> frame_count_;
   // Emptied frames by their last owner.
   std::map<OwnerIdx, std::set<uint32_t>> empty_;
 };

@@ -63,6 +63,20 @@ TEST(SlotAllocatorTest, KeepsTheSegmentNumberForTheSameOwnerOnly) {
   EXPECT_NE(other_owner->slot.place.segment_idx, first->slot.place.segment_idx);
 }
 
+TEST(SlotAllocatorTest, CountsWholeFramesOfAnOwner) {
+  SlotAllocator allocator({.frame_bytes = kFrameBytes, .frame_count = 3});
+  EXPECT_EQ(allocator.owner_bytes(1), 0U);
+  const ReplicaId first = allocator.Reserve(kFrameBytes, 1)->replica;
+  const ReplicaId second = allocator.Reserve(1, 1)->replica;
+  ASSERT_TRUE(allocator.Reserve(1, 1).ok());
+  ASSERT_TRUE(allocator.Reserve(1, 2).ok());
+  EXPECT_EQ(allocator.owner_bytes(1), 2 * kFrameBytes);
+  EXPECT_EQ(allocator.owner_bytes(2), kFrameBytes);
+  allocator.Free(first);
+  allocator.Free(second);
+  EXPECT_EQ(allocator.owner_bytes(1), kFrameBytes);
+}
+
 TEST(SlotAllocatorTest, RetiresASlotRatherThanRepeatAnId) {
   SlotAllocator allocator({.frame_bytes = kFrameBytes, .frame_count = 1, .generation_max = 3});
   std::set<ReplicaId> seen;

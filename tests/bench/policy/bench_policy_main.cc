@@ -111,7 +111,7 @@ class Workload {
   }
 
   void Replace() {
-    const std::optional<BlockRef> victim = policy_.Victim(kHost);
+    const std::optional<BlockRef> victim = policy_.Victim(kHost, 0);
     if (!victim) std::abort();
     policy_.Erase(kHost, *victim);
     policy_.Forget(*victim, Mix(*victim + 1));
