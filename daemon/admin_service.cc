@@ -210,6 +210,42 @@ AdminService::Unary* AdminService::GetTiers(Context* context, const v1::GetTiers
   return FinishNow(context, absl::OkStatus(), options_.epoch, response);
 }
 
+void AdminService::FillTenants(v1::ListTenantsResponse* response) {
+  const core::TenantsReport report = store_->Run(
+      [](core::StoreCore& core, core::TimeMs, core::Effects*) { return core.Tenants(); });
+  for (OwnerIdx owner = 0; owner < tenants_->count(); ++owner) {
+    v1::TenantInfo* info = response->add_tenants();
+    info->set_tenant(tenants_->Name(owner));
+    FillTenantTiers(owner < report.tenants.size() ? report.tenants[owner] : core::TenantCounters(),
+                    info->mutable_tiers());
+  }
+  FillTenantTiers(report.unclaimed, response->mutable_unclaimed());
+}
+
+void AdminService::FillTenantTiers(
+    const core::TenantCounters& counters,
+    google::protobuf::RepeatedPtrField<v1::TenantTier>* tiers) const {
+  for (const TierId id : kTiers) {
+    if (store_->tiers().At(id) == nullptr) continue;
+    const core::TenantTierCounters& counts = counters.tiers[static_cast<size_t>(id)];
+    const uint64_t quota_bytes = counters.limits.quota_bytes[static_cast<size_t>(id)];
+    v1::TenantTier* tier = tiers->Add();
+    tier->set_tier(TierToProto(id));
+    tier->set_used_bytes(counts.used_bytes);
+    if (quota_bytes != UINT64_MAX) tier->set_quota_bytes(quota_bytes);
+    tier->set_reserve_bytes(counters.limits.reserve_bytes[static_cast<size_t>(id)]);
+    tier->set_pinned_bytes(counts.pinned_bytes);
+    tier->set_block_count(counts.block_count);
+    tier->set_displaced_block_count(counts.displaced_block_count);
+  }
+}
+
+AdminService::Unary* AdminService::ListTenants(Context* context, const v1::ListTenantsRequest*,
+                                               v1::ListTenantsResponse* response) {
+  FillTenants(response);
+  return FinishNow(context, absl::OkStatus(), options_.epoch, response);
+}
+
 AdminService::Unary* AdminService::ListContexts(Context* context,
                                                 const v1::ListContextsRequest* request,
                                                 v1::ListContextsResponse* response) {

@@ -31,10 +31,11 @@ class AdminService final : public v1::AdminService::CallbackService {
   // What GetStatus says from now on.
   void SetDraining() { draining_ = true; }
 
-  // What GetStatus and GetTiers answer, without a call. The counters of one answer are of one
-  // moment.
+  // What GetStatus, GetTiers and ListTenants answer, without a call. The counters of one answer
+  // are of one moment.
   void FillStatus(v1::GetStatusResponse* response);
   void FillTiers(v1::GetTiersResponse* response);
+  void FillTenants(v1::ListTenantsResponse* response);
 
   using Context = grpc::CallbackServerContext;
   using Unary = grpc::ServerUnaryReactor;
@@ -43,6 +44,8 @@ class AdminService final : public v1::AdminService::CallbackService {
                    v1::GetStatusResponse* response) override;
   Unary* GetTiers(Context* context, const v1::GetTiersRequest* request,
                   v1::GetTiersResponse* response) override;
+  Unary* ListTenants(Context* context, const v1::ListTenantsRequest* request,
+                     v1::ListTenantsResponse* response) override;
   Unary* ListContexts(Context* context, const v1::ListContextsRequest* request,
                       v1::ListContextsResponse* response) override;
   Unary* Where(Context* context, const v1::WhereRequest* request,
@@ -57,6 +60,8 @@ class AdminService final : public v1::AdminService::CallbackService {
   absl::StatusOr<std::vector<core::BlockSummary>> FindBlocks(const v1::WhereRequest& request);
   // Null: there is none.
   const StripedTier* Nvme() const;
+  void FillTenantTiers(const core::TenantCounters& counters,
+                       google::protobuf::RepeatedPtrField<v1::TenantTier>* tiers) const;
   void FillNvme(v1::NvmeStats* nvme) const;
   void FillTier(TierId id, const core::TierCounters& counters,
                 v1::GetTiersResponse* response) const;

@@ -404,25 +404,29 @@ absl::Status Daemon::ListenHttp() {
   };
   auto http = HttpServer::Start(
       {.listen = config_.metrics.listen,
-       .pages = {{"/",
-                  [] {
-                    return HttpAnswer{.content_type = "text/html; charset=utf-8",
-                                      .body = kStatusPage};
-                  }},
-                 {"/metrics",
-                  [answer_with] {
-                    return HttpAnswer{.content_type = "text/plain; version=0.0.4; charset=utf-8",
-                                      .body = answer_with(MetricsText)};
-                  }},
-                 {"/readyz",
-                  [this] {
-                    return ready_ ? HttpAnswer{.body = "ready\n"}
-                                  : HttpAnswer{.status = 503, .body = "not ready\n"};
-                  }},
-                 {"/status.json", [answer_with] {
-                    return HttpAnswer{.content_type = "application/json",
-                                      .body = answer_with(StatusJson)};
-                  }}}});
+       .pages = {
+           {"/",
+            [] {
+              return HttpAnswer{.content_type = "text/html; charset=utf-8", .body = kStatusPage};
+            }},
+           {"/metrics",
+            [this, answer_with] {
+              v1::ListTenantsResponse tenants;
+              admin_service_->FillTenants(&tenants);
+              return HttpAnswer{.content_type = "text/plain; version=0.0.4; charset=utf-8",
+                                .body = answer_with([&](const auto& status, const auto& tiers) {
+                                  return MetricsText(status, tiers, tenants);
+                                })};
+            }},
+           {"/readyz",
+            [this] {
+              return ready_ ? HttpAnswer{.body = "ready\n"}
+                            : HttpAnswer{.status = 503, .body = "not ready\n"};
+            }},
+           {"/status.json", [answer_with] {
+              return HttpAnswer{.content_type = "application/json",
+                                .body = answer_with(StatusJson)};
+            }}}});
   if (!http.ok()) return Annotate(http.status(), "metrics.listen");
   http_ = std::move(http).value();
   Log(LogLevel::kInfo, "metrics and status page",

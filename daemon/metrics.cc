@@ -4,6 +4,7 @@
 #include <prometheus/metric_family.h>
 #include <prometheus/text_serializer.h>
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -176,14 +177,60 @@ void AddStore(const v1::StoreStats& store, Exposition* out) {
                  store.prefetched_unused_block_count());
 }
 
+struct TenantFamily {
+  const char* name;
+  const char* help;
+  bool is_counter;
+  uint64_t (*value)(const v1::TenantTier& tier, const v1::TierStats& whole);
+};
+
+constexpr TenantFamily kTenantFamilies[] = {
+    {"kvtier_tenant_used_bytes", "Bytes in slots of the tier that are the tenant's.", false,
+     [](const v1::TenantTier& tier, const v1::TierStats&) { return tier.used_bytes(); }},
+    {"kvtier_tenant_quota_bytes",
+     "The most that the tenant may have there; without a quota, the size of the tier.", false,
+     [](const v1::TenantTier& tier, const v1::TierStats& whole) {
+       return tier.has_quota_bytes() ? tier.quota_bytes() : whole.capacity_bytes();
+     }},
+    {"kvtier_tenant_reserve_bytes", "What other tenants leave to it there.", false,
+     [](const v1::TenantTier& tier, const v1::TierStats&) { return tier.reserve_bytes(); }},
+    {"kvtier_tenant_pinned_bytes", "Of its bytes, those that cannot leave now.", false,
+     [](const v1::TenantTier& tier, const v1::TierStats&) { return tier.pinned_bytes(); }},
+    {"kvtier_tenant_blocks", "Blocks of the tenant with a replica on the tier.", false,
+     [](const v1::TenantTier& tier, const v1::TierStats&) { return tier.block_count(); }},
+    {"kvtier_tenant_displaced_blocks_total",
+     "Its replicas that left the tier to make room for another tenant.", true,
+     [](const v1::TenantTier& tier, const v1::TierStats&) { return tier.displaced_block_count(); }},
+};
+
+void AddTenants(const v1::GetTiersResponse& tiers, const v1::ListTenantsResponse& tenants,
+                Exposition* out) {
+  for (const TenantFamily& family : kTenantFamilies) {
+    if (family.is_counter) {
+      out->Counter(family.name, family.help);
+    } else {
+      out->Gauge(family.name, family.help);
+    }
+    for (const v1::TenantInfo& tenant : tenants.tenants()) {
+      // Both answers have the tiers that there are, fastest first.
+      for (int i = 0; i < std::min(tenant.tiers_size(), tiers.tiers_size()); ++i) {
+        out->Sample(family.value(tenant.tiers(i), tiers.tiers(i)),
+                    {{"tenant", tenant.tenant()}, {"tier", NameOf(tenant.tiers(i).tier())}});
+      }
+    }
+  }
+}
+
 }  // namespace
 
-std::string MetricsText(const v1::GetStatusResponse& status, const v1::GetTiersResponse& tiers) {
+std::string MetricsText(const v1::GetStatusResponse& status, const v1::GetTiersResponse& tiers,
+                        const v1::ListTenantsResponse& tenants) {
   Exposition out;
   AddDaemon(status, &out);
   AddTiers(tiers, &out);
   AddLinks(tiers, &out);
   AddStore(tiers.store(), &out);
+  AddTenants(tiers, tenants, &out);
   return out.Text();
 }
 

@@ -13,6 +13,9 @@ namespace kvtier {
 // series that is missing means an old kvtierd, never "nothing happened yet". Blocks are counted,
 // not tokens; kvtier_lookup_hit_blocks_total over all tiers and kvtier_lookup_miss_blocks_total add
 // up to kvtier_lookup_blocks_total. Names are additive over versions: none changes its meaning.
-std::string MetricsText(const v1::GetStatusResponse& status, const v1::GetTiersResponse& tiers);
+//
+// Series that have a tenant as a label are as many as the configuration has tenants.
+std::string MetricsText(const v1::GetStatusResponse& status, const v1::GetTiersResponse& tiers,
+                        const v1::ListTenantsResponse& tenants);
 
 }  // namespace kvtier

@@ -25,12 +25,27 @@ v1::GetTiersResponse Tiers() {
       link->set_target(target);
     }
   }
+  tiers.mutable_tiers(0)->set_capacity_bytes(4096);
   tiers.mutable_tiers(1)->set_used_bytes(1ULL << 40);
   tiers.mutable_tiers(1)->set_hit_block_count(7);
   tiers.mutable_links(2)->set_moved_bytes(11);
   tiers.mutable_store()->set_lookup_block_count(10);
   tiers.mutable_store()->set_lookup_hit_block_count(7);
   return tiers;
+}
+
+v1::ListTenantsResponse Tenants() {
+  v1::ListTenantsResponse tenants;
+  for (const char* name : {"default", "engines"}) {
+    v1::TenantInfo* tenant = tenants.add_tenants();
+    tenant->set_tenant(name);
+    for (const v1::Tier tier : {v1::TIER_HBM, v1::TIER_HOST, v1::TIER_NVME}) {
+      tenant->add_tiers()->set_tier(tier);
+    }
+  }
+  tenants.mutable_tenants(1)->mutable_tiers(0)->set_quota_bytes(0);
+  tenants.mutable_tenants(1)->mutable_tiers(1)->set_displaced_block_count(5);
+  return tenants;
 }
 
 v1::GetStatusResponse Status() {
@@ -45,7 +60,7 @@ v1::GetStatusResponse Status() {
 }
 
 TEST(MetricsTest, SamplesHaveTheirLabelsAndValues) {
-  const std::string text = MetricsText(Status(), Tiers());
+  const std::string text = MetricsText(Status(), Tiers(), Tenants());
   for (const char* line : {
            "kvtier_build_info{version=\"1.2.3\",device=\"cpu\",io_engine=\"\"} 1\n",
            "kvtier_uptime_seconds 61\n",
@@ -56,6 +71,10 @@ TEST(MetricsTest, SamplesHaveTheirLabelsAndValues) {
            "kvtier_lookup_blocks_total 10\n",
            "kvtier_lookup_miss_blocks_total 3\n",
            "kvtier_transfer_bytes_total{src=\"host\",dst=\"hbm\"} 11\n",
+           "kvtier_tenant_quota_bytes{tenant=\"default\",tier=\"hbm\"} 4096\n",
+           "kvtier_tenant_quota_bytes{tenant=\"engines\",tier=\"hbm\"} 0\n",
+           "kvtier_tenant_displaced_blocks_total{tenant=\"engines\",tier=\"host\"} 5\n",
+           "kvtier_tenant_displaced_blocks_total{tenant=\"default\",tier=\"host\"} 0\n",
            "kvtier_acquired_blocks_total{path=\"after_read\"} 0\n",
        }) {
     EXPECT_THAT(text, HasSubstr(line));
@@ -65,7 +84,7 @@ TEST(MetricsTest, SamplesHaveTheirLabelsAndValues) {
 
 // The rules of names: one prefix, base units, _total on counters and on nothing else.
 TEST(MetricsTest, NamesFollowTheRules) {
-  std::istringstream lines(MetricsText(Status(), Tiers()));
+  std::istringstream lines(MetricsText(Status(), Tiers(), Tenants()));
   std::set<std::string> names;
   for (std::string line; std::getline(lines, line);) {
     std::istringstream words(line);

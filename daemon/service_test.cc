@@ -445,5 +445,47 @@ TEST_F(ServiceTest, AnotherDaemonIsRefused) {
   EXPECT_THAT(NewClient()->Put(TestChain(1, 1)), ElementsAre(BlockStatus::kOk));
 }
 
+TEST_F(ServiceTest, QuotasHoldAndAreTold) {
+  daemon_.reset();
+  TenantConfig us{.name = "default"};
+  us.quotas[0] = TierShare{.bytes = 2 * kBytes};
+  us.quotas[1] = TierShare{.bytes = kBytes};
+  TenantConfig other{.name = "other", .uids = {4242}};
+  other.reserves[1] = TierShare{.percent = 12.5};
+  config_.tenants = {us, other};
+  Start();
+  const auto client = NewClient();
+  const auto reserve = [&](uint32_t seed, size_t count, v1::ReserveResponse* response) {
+    auto request = client->Ask<v1::ReserveRequest>();
+    request.set_keys(PackKeys(TestChain(seed, count)));
+    return client->stub().Reserve(TestClient::Deadline(300).get(), request, response);
+  };
+  v1::ReserveResponse reserved;
+  ASSERT_TRUE(reserve(1, 4, &reserved).ok());
+  const auto results = UnpackRecords<BlockResult>(reserved.results(), "results");
+  ASSERT_TRUE(results.ok());
+  std::vector<std::pair<BlockStatus, uint8_t>> places;
+  for (const BlockResult& result : *results) places.emplace_back(result.status, result.tier);
+  const auto hbm = std::pair(BlockStatus::kOk, uint8_t{1});
+  EXPECT_EQ(places, (std::vector{hbm, hbm, std::pair(BlockStatus::kOk, uint8_t{2}),
+                                 std::pair(BlockStatus::kExhausted, uint8_t{0})}));
+  const grpc::Status refused = reserve(2, 1, &reserved);
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_EQ(ReasonFrom(refused), reason::kQuotaReached);
+
+  v1::ListTenantsResponse tenants;
+  ASSERT_TRUE(client->admin()
+                  .ListTenants(TestClient::Deadline().get(), v1::ListTenantsRequest(), &tenants)
+                  .ok());
+  ASSERT_EQ(tenants.tenants_size(), 2);
+  EXPECT_EQ(tenants.tenants(0).tenant(), "default");
+  EXPECT_EQ(tenants.tenants(0).tiers(0).used_bytes(), 2 * kBytes);
+  EXPECT_EQ(tenants.tenants(0).tiers(0).pinned_bytes(), 2 * kBytes);
+  EXPECT_EQ(tenants.tenants(0).tiers(1).quota_bytes(), kBytes);
+  EXPECT_FALSE(tenants.tenants(0).tiers(2).has_quota_bytes());
+  EXPECT_EQ(tenants.tenants(1).tenant(), "other");
+  EXPECT_EQ(tenants.tenants(1).tiers(1).reserve_bytes(), config_.host.segment_bytes);
+}
+
 }  // namespace
 }  // namespace kvtier

@@ -32,6 +32,12 @@ absl::Status ShowTiers(const GlobalOptions& global) {
   return Print(global.json, TiersJson(tiers), TiersText(tiers));
 }
 
+absl::Status ShowTenants(const GlobalOptions& global) {
+  client::AdminClient admin(global.admin());
+  KVT_ASSIGN_OR_RETURN(const v1::ListTenantsResponse tenants, admin.ListTenants());
+  return Print(global.json, TenantsJson(tenants), TenantsText(tenants));
+}
+
 absl::Status ShowContexts(const GlobalOptions& global, uint32_t limit) {
   client::AdminClient admin(global.admin());
   KVT_ASSIGN_OR_RETURN(const v1::ListContextsResponse contexts, admin.ListContexts(limit));

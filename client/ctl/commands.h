@@ -30,6 +30,7 @@ absl::Status Print(bool json, const Json& data, const std::string& text);
 
 absl::Status ShowStatus(const GlobalOptions& global);
 absl::Status ShowTiers(const GlobalOptions& global);
+absl::Status ShowTenants(const GlobalOptions& global);
 absl::Status ShowContexts(const GlobalOptions& global, uint32_t limit);
 // One of the two is set.
 // `key_hex`: 64 hexadecimal digits.

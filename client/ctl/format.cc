@@ -189,6 +189,49 @@ std::string TiersText(const v1::GetTiersResponse& response) {
   return tiers.Print() + "\n" + links.Print() + "\n" + blocks.Print();
 }
 
+Json TenantsJson(const v1::ListTenantsResponse& response) {
+  const auto tiers_json = [](const auto& of_tenant) {
+    Json tiers = Json::array();
+    for (const v1::TenantTier& tier : of_tenant) {
+      tiers.push_back({{"tier", TierText(tier.tier())},
+                       {"used_bytes", tier.used_bytes()},
+                       {"quota_bytes", nullptr},
+                       {"reserve_bytes", tier.reserve_bytes()},
+                       {"pinned_bytes", tier.pinned_bytes()},
+                       {"block_count", tier.block_count()},
+                       {"displaced_block_count", tier.displaced_block_count()}});
+      if (tier.has_quota_bytes()) tiers.back()["quota_bytes"] = tier.quota_bytes();
+    }
+    return tiers;
+  };
+  Json tenants = Json::array();
+  for (const v1::TenantInfo& tenant : response.tenants()) {
+    tenants.push_back({{"tenant", tenant.tenant()}, {"tiers", tiers_json(tenant.tiers())}});
+  }
+  return {{"epoch", EpochText(response.epoch())},
+          {"tenants", tenants},
+          {"unclaimed", tiers_json(response.unclaimed())}};
+}
+
+std::string TenantsText(const v1::ListTenantsResponse& response) {
+  TextTable table(
+      {"TENANT", "TIER", "USED>", "QUOTA>", "RESERVE>", "PINNED>", "BLOCKS>", "DISPLACED>"});
+  const auto add = [&table](const std::string& name, const v1::TenantTier& tier) {
+    table.Add({name, TierText(tier.tier()), HumanBytes(tier.used_bytes()),
+               tier.has_quota_bytes() ? HumanBytes(tier.quota_bytes()) : "-",
+               tier.reserve_bytes() > 0 ? HumanBytes(tier.reserve_bytes()) : "-",
+               HumanBytes(tier.pinned_bytes()), HumanCount(tier.block_count()),
+               HumanCount(tier.displaced_block_count())});
+  };
+  for (const v1::TenantInfo& tenant : response.tenants()) {
+    for (const v1::TenantTier& tier : tenant.tiers()) add(tenant.tenant(), tier);
+  }
+  for (const v1::TenantTier& tier : response.unclaimed()) {
+    if (tier.block_count() > 0) add("(unclaimed)", tier);
+  }
+  return table.Print();
+}
+
 Json ContextsJson(const v1::ListContextsResponse& response) {
   Json contexts = Json::array();
   for (const v1::ContextInfo& context : response.contexts()) {

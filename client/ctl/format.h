@@ -24,6 +24,9 @@ std::string StatusText(const v1::GetStatusResponse& status);
 Json TiersJson(const v1::GetTiersResponse& tiers);
 std::string TiersText(const v1::GetTiersResponse& tiers);
 
+Json TenantsJson(const v1::ListTenantsResponse& tenants);
+std::string TenantsText(const v1::ListTenantsResponse& tenants);
+
 Json ContextsJson(const v1::ListContextsResponse& contexts);
 std::string ContextsText(const v1::ListContextsResponse& contexts);
 

@@ -127,6 +127,45 @@ TEST(FormatTest, TiersText) {
             "leased after a read      0\n");
 }
 
+v1::ListTenantsResponse TenantsResponse() {
+  v1::ListTenantsResponse response;
+  response.set_epoch(0xE);
+  v1::TenantInfo* tenant = response.add_tenants();
+  tenant->set_tenant("engines");
+  v1::TenantTier* hbm = tenant->add_tiers();
+  hbm->set_tier(v1::TIER_HBM);
+  hbm->set_used_bytes(3 << 20);
+  hbm->set_quota_bytes(4 << 20);
+  hbm->set_reserve_bytes(1 << 20);
+  hbm->set_pinned_bytes(1 << 10);
+  hbm->set_block_count(3);
+  hbm->set_displaced_block_count(2);
+  tenant->add_tiers()->set_tier(v1::TIER_NVME);
+  v1::TenantTier* nobody = response.add_unclaimed();
+  nobody->set_tier(v1::TIER_NVME);
+  return response;
+}
+
+TEST(FormatTest, TenantsText) {
+  v1::ListTenantsResponse response = TenantsResponse();
+  EXPECT_EQ(TenantsText(response),
+            "TENANT   TIER     USED    QUOTA  RESERVE   PINNED  BLOCKS  DISPLACED\n"
+            "engines  hbm   3.0 MiB  4.0 MiB  1.0 MiB  1.0 KiB       3          2\n"
+            "engines  nvme      0 B        -        -      0 B       0          0\n");
+  response.mutable_unclaimed(0)->set_block_count(7);
+  EXPECT_NE(TenantsText(response).find("(unclaimed)"), std::string::npos);
+}
+
+TEST(FormatTest, TenantsJson) {
+  const Json json = TenantsJson(TenantsResponse());
+  EXPECT_EQ(json["tenants"][0]["tenant"], "engines");
+  EXPECT_EQ(json["tenants"][0]["tiers"][0].dump(),
+            R"({"tier":"hbm","used_bytes":3145728,"quota_bytes":4194304,"reserve_bytes":1048576,)"
+            R"("pinned_bytes":1024,"block_count":3,"displaced_block_count":2})");
+  EXPECT_EQ(json["tenants"][0]["tiers"][1]["quota_bytes"], nullptr);
+  EXPECT_EQ(json["unclaimed"].size(), 1U);
+}
+
 TEST(FormatTest, TiersJson) {
   EXPECT_EQ(
       TiersJson(Tiers()).dump(),

@@ -96,6 +96,8 @@ void AddGlobalOptions(CLI::App* app, GlobalOptions* global) {
 void AddLooking(CLI::App* app, CommandLine* line) {
   app->add_subcommand("status", "The daemon as a whole: version, uptime, health");
   app->add_subcommand("tiers", "Occupancy, hits and traffic of every tier and link");
+  app->add_subcommand("tenants",
+                      "What each tenant has of every tier, may have, and lost to others");
   app->add_subcommand("contexts", "Contexts, most recently used first")
       ->add_option("--limit", line->contexts_limit, "At most so many, up to 10000")
       ->check(CLI::Range(1U, 10'000U));
@@ -271,6 +273,7 @@ absl::Status RunCommand(const CLI::App& app, const CommandLine& line) {
   const GlobalOptions& global = line.global;
   if (app.got_subcommand("status")) return ShowStatus(global);
   if (app.got_subcommand("tiers")) return ShowTiers(global);
+  if (app.got_subcommand("tenants")) return ShowTenants(global);
   if (app.got_subcommand("contexts")) return ShowContexts(global, line.contexts_limit);
   if (app.got_subcommand("where")) return ShowWhere(global, line.where_context, line.where_key);
   if (app.got_subcommand("why-miss")) return ShowWhyMiss(global, line.why_miss_key);

@@ -51,6 +51,10 @@ absl::StatusOr<v1::GetTiersResponse> AdminClient::GetTiers() {
   return Call(&v1::AdminService::Stub::GetTiers, v1::GetTiersRequest());
 }
 
+absl::StatusOr<v1::ListTenantsResponse> AdminClient::ListTenants() {
+  return Call(&v1::AdminService::Stub::ListTenants, v1::ListTenantsRequest());
+}
+
 absl::StatusOr<v1::ListContextsResponse> AdminClient::ListContexts(uint32_t limit) {
   v1::ListContextsRequest request;
   request.set_limit(limit);

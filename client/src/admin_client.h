@@ -26,6 +26,7 @@ class AdminClient {
 
   absl::StatusOr<v1::GetStatusResponse> GetStatus();
   absl::StatusOr<v1::GetTiersResponse> GetTiers();
+  absl::StatusOr<v1::ListTenantsResponse> ListTenants();
   // `limit` 0: the daemon's default.
   absl::StatusOr<v1::ListContextsResponse> ListContexts(uint32_t limit = 0);
   absl::StatusOr<v1::WhereResponse> WhereContext(std::string_view context);
