@@ -93,11 +93,12 @@ std::optional<HandleServer::Claim> HandleServer::ClaimToken(std::string_view tok
   return Claim{.connection = id, .owner = connection.owner};
 }
 
-bool HandleServer::Bind(ConnectionId id, SessionId session) {
+bool HandleServer::Bind(ConnectionId id, SessionId session, std::shared_ptr<TicketBoard> board) {
   absl::MutexLock lock(&mutex_);
   const auto found = connections_.find(id);
   if (found == connections_.end()) return false;
   found->second.session = session;
+  found->second.board = std::move(board);
   return true;
 }
 
@@ -222,6 +223,8 @@ bool HandleServer::Answer(ConnectionId id, int fd, const void* message, size_t m
       reply = Hello(id);
     } else if (request.reserved == 0 && request.kind == HandleRequestKind::kGetSegment) {
       reply = GetSegment(id, request, &segment_fd);
+    } else if (request.reserved == 0 && request.kind == HandleRequestKind::kGetBoard) {
+      reply = GetBoard(id, &segment_fd);
     }
   }
   const bool sent = Send(fd, reply, segment_fd.get());
@@ -274,6 +277,21 @@ HandleReply HandleServer::GetSegment(ConnectionId id, const HandleRequest& reque
   HandleReply reply = NewReply(HandleStatus::kOk);
   reply.segment_bytes = handle->segment_bytes;
   std::ranges::copy(handle->device_uuid, reply.device_uuid);
+  return reply;
+}
+
+HandleReply HandleServer::GetBoard(ConnectionId id, UniqueFd* board_fd) {
+  std::shared_ptr<TicketBoard> board;
+  {
+    absl::MutexLock lock(&mutex_);
+    board = connections_.at(id).board;
+  }
+  if (board == nullptr) return NewReply(HandleStatus::kBadRequest);
+  auto fd = board->Export();
+  if (!fd.ok()) return NewReply(HandleStatus::kUnavailable);
+  *board_fd = std::move(fd).value();
+  HandleReply reply = NewReply(HandleStatus::kOk);
+  reply.segment_bytes = sizeof(TicketBoardPage);
   return reply;
 }
 

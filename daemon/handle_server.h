@@ -16,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "daemon/tenants.h"
+#include "daemon/ticket_board.h"
 #include "daemon/unix_socket.h"
 #include "proto/base/handle_wire.h"
 #include "tiers/tier.h"
@@ -61,9 +62,9 @@ class HandleServer {
   };
   // Uses up a token. Empty: not given out, used, expired, or its connection is closed.
   std::optional<Claim> ClaimToken(std::string_view token);
-  // From now on the connection belongs to the session. False: it is closed, and on_session_gone is
-  // never called for this session.
-  bool Bind(ConnectionId connection, SessionId session);
+  // From now on the connection belongs to the session, whose ticket board it may ask for (null: it
+  // has none). False: it is closed, and on_session_gone is never called for this session.
+  bool Bind(ConnectionId connection, SessionId session, std::shared_ptr<TicketBoard> board);
 
   size_t connection_count() const;
 
@@ -79,6 +80,7 @@ class HandleServer {
     // Says that its token was claimed; no second one is given out.
     bool claimed = false;
     std::optional<SessionId> session;
+    std::shared_ptr<TicketBoard> board;
   };
 
   HandleServer(const Options& options, const TenantTable* tenants, Callbacks callbacks,
@@ -96,6 +98,7 @@ class HandleServer {
   bool Answer(ConnectionId id, int fd, const void* message, size_t message_bytes);
   HandleReply Hello(ConnectionId id);
   HandleReply GetSegment(ConnectionId id, const HandleRequest& request, UniqueFd* segment_fd);
+  HandleReply GetBoard(ConnectionId id, UniqueFd* board_fd);
   void Close(ConnectionId id);
   HandleReply NewReply(HandleStatus status) const;
   // False when the peer does not take it at once.

@@ -120,7 +120,7 @@ class Peer {
     KVT_CHECK(claim.has_value() && claim->owner == 0);
     static uint64_t last_session = 0;
     session_ = ++last_session;
-    KVT_CHECK(served_->server().Bind(claim->connection, *session_));
+    KVT_CHECK(served_->server().Bind(claim->connection, *session_, nullptr));
   }
 
  private:

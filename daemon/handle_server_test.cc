@@ -155,10 +155,10 @@ TEST_F(HandleServerTest, TokenWorksOnceAndOnlyWhileConnected) {
   ASSERT_TRUE(claim.has_value());
   EXPECT_EQ(claim->owner, 0U);
   EXPECT_FALSE(server_->ClaimToken(token).has_value());
-  EXPECT_TRUE(server_->Bind(claim->connection, 7));
+  EXPECT_TRUE(server_->Bind(claim->connection, 7, nullptr));
   peer.Disconnect();
   EXPECT_EQ(AwaitGone(1), std::vector<uint64_t>{7});
-  EXPECT_FALSE(server_->Bind(claim->connection, 8));
+  EXPECT_FALSE(server_->Bind(claim->connection, 8, nullptr));
 }
 
 TEST_F(HandleServerTest, TokenExpires) {
@@ -182,7 +182,7 @@ TEST_F(HandleServerTest, SegmentsOfTheTenantAreForItsSessionsOnly) {
   Peer peer(path_);
   EXPECT_EQ(peer.Ask(kSegment).reply.status, HandleStatus::kNoSegment);
   const auto claim = server_->ClaimToken(peer.Hello());
-  ASSERT_TRUE(server_->Bind(claim->connection, 7));
+  ASSERT_TRUE(server_->Bind(claim->connection, 7, nullptr));
   const ReceivedReply own = peer.Ask(kSegment);
   EXPECT_EQ(own.reply.status, HandleStatus::kOk);
   EXPECT_EQ(own.reply.segment_bytes, 8192U);
@@ -196,6 +196,38 @@ TEST_F(HandleServerTest, SegmentsOfTheTenantAreForItsSessionsOnly) {
   const ReceivedReply refused = peer.Ask(other);
   EXPECT_EQ(refused.reply.status, HandleStatus::kNoSegment);
   EXPECT_FALSE(refused.segment_fd.valid());
+}
+
+TEST_F(HandleServerTest, ATicketBoardIsForItsSessionAndForReading) {
+  Start();
+  constexpr HandleRequest kBoard{.kind = HandleRequestKind::kGetBoard};
+  Peer stranger(path_);
+  EXPECT_EQ(stranger.Ask(kBoard).reply.status, HandleStatus::kBadRequest);
+  Peer peer(path_);
+  const auto claim = server_->ClaimToken(peer.Hello());
+  auto board = TicketBoard::Create();
+  ASSERT_TRUE(board.ok()) << board.status();
+  ASSERT_TRUE(server_->Bind(claim->connection, 7, *board));
+  const ReceivedReply own = peer.Ask(kBoard);
+  ASSERT_EQ(own.reply.status, HandleStatus::kOk);
+  ASSERT_EQ(own.reply.segment_bytes, sizeof(TicketBoardPage));
+  void* const base =
+      mmap(nullptr, sizeof(TicketBoardPage), PROT_READ, MAP_SHARED, own.segment_fd.get(), 0);
+  ASSERT_NE(base, MAP_FAILED);
+  const auto* const page = static_cast<const TicketBoardPage*>(base);
+  EXPECT_TRUE(page->IsValid());
+  (*board)->page().Show(3, 0xABCD'0000'0005, {.done = true, .moved_block_count = 9});
+  EXPECT_EQ(page->Find(3, 0xABCD'0000'0005), (TicketProgress{true, 9}));
+  munmap(base, sizeof(TicketBoardPage));
+  // Nor may it be written, mapped to be written, or cut.
+  EXPECT_EQ(mmap(nullptr, 4096, PROT_WRITE, MAP_SHARED, own.segment_fd.get(), 0), MAP_FAILED);
+  EXPECT_NE(ftruncate(own.segment_fd.get(), 0), 0);
+  // A session may have none.
+  Peer other(path_);
+  const auto without = server_->ClaimToken(other.Hello());
+  ASSERT_TRUE(server_->Bind(without->connection, 8, nullptr));
+  EXPECT_EQ(other.Ask(kBoard).reply.status, HandleStatus::kBadRequest);
+  EXPECT_EQ(other.Ask(kSegment).reply.status, HandleStatus::kOk) << "it goes on";
 }
 
 TEST_F(HandleServerTest, GarbageIsAnsweredAndClosed) {
@@ -219,7 +251,7 @@ TEST_F(HandleServerTest, GarbageOfAProcessWithASessionDoesNotFreeItsSlots) {
   Start();
   Peer peer(path_);
   const auto claim = server_->ClaimToken(peer.Hello());
-  ASSERT_TRUE(server_->Bind(claim->connection, 7));
+  ASSERT_TRUE(server_->Bind(claim->connection, 7, nullptr));
   for (const size_t count : {size_t{1}, size_t{0}}) {  // an empty message is no end of the process
     peer.SendBytes("x", count);
     EXPECT_EQ(peer.Receive().reply.status, HandleStatus::kBadRequest);

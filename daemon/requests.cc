@@ -109,6 +109,7 @@ core::TimeMs DeadlineMs(const grpc::CallbackServerContext& context, uint32_t def
 
 void FillTicket(const core::TicketState& state, v1::Ticket* ticket) {
   ticket->set_ticket_id(state.ticket);
+  ticket->set_board_slot(state.board_slot);
   ticket->set_block_count(state.block_count);
   ticket->set_covered_block_count(state.covered_block_count);
   ticket->set_ready_block_count(state.ready_block_count);

@@ -51,6 +51,21 @@ absl::StatusOr<core::SessionId> SessionStream::OpenInCore(OwnerIdx owner) {
   });
 }
 
+std::shared_ptr<TicketBoard> SessionStream::MakeBoard(core::SessionId core_id) {
+  auto board = TicketBoard::Create();
+  if (!board.ok()) {
+    Log(LogLevel::kWarning, "a session has no ticket board: its client asks with calls",
+        {{"session", core_id}, {"error", FromAbsl(board.status().message())}});
+    return nullptr;
+  }
+  // The page lives as long as the board.
+  const std::shared_ptr<TicketBoardPage> page(*board, &(*board)->page());
+  service_.store->Run([&](core::StoreCore& core, core::TimeMs, core::Effects*) {
+    core.ShowTickets(core_id, page);
+  });
+  return *std::move(board);
+}
+
 absl::Status SessionStream::Open(const v1::OpenSessionRequest& request) {
   KVT_RETURN_IF_ERROR(CheckTextBytes(request.client_name(), kClientNameBytesMax, "client_name"));
   const auto claim = service_.handles->ClaimToken(request.token());
@@ -62,7 +77,7 @@ absl::Status SessionStream::Open(const v1::OpenSessionRequest& request) {
     core_id_ = core_id;
     wire_id_ = wire_id;
   }
-  if (!service_.handles->Bind(claim->connection, core_id)) {
+  if (!service_.handles->Bind(claim->connection, core_id, MakeBoard(core_id))) {
     service_.store->Run([&](core::StoreCore& core, core::TimeMs now_ms, core::Effects* effects) {
       core.DetachMapping(core_id, now_ms, effects);
     });

@@ -40,6 +40,8 @@ class SessionStream final : public grpc::ServerWriteReactor<v1::OpenSessionRespo
   // Opens the session and fills the first message.
   absl::Status Open(const v1::OpenSessionRequest& request);
   absl::StatusOr<core::SessionId> OpenInCore(OwnerIdx owner);
+  // Null: the system gave none.
+  std::shared_ptr<TicketBoard> MakeBoard(core::SessionId core_id);
   void EndSession();
   // Finishes once no message is on its way.
   void RequestFinish(const absl::Status& status);

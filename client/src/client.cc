@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "client/src/client_impl.h"
+#include "client/src/ticket_board.h"
 
 namespace kvtier::client {
 namespace {
@@ -23,7 +24,7 @@ absl::Status Check(const ClientOptions& options) {
   return absl::OkStatus();
 }
 
-Ticket FromProto(const v1::Ticket& ticket) {
+Ticket FromProto(const v1::Ticket& ticket, std::shared_ptr<const TicketBoard> board) {
   return {.ticket_id = ticket.ticket_id(),
           .block_count = ticket.block_count(),
           .covered_block_count = ticket.covered_block_count(),
@@ -31,10 +32,21 @@ Ticket FromProto(const v1::Ticket& ticket) {
           .pending_bytes = ticket.pending_bytes(),
           .eta_ms = ticket.eta_ms(),
           .eta_known = ticket.eta_known(),
-          .done = ticket.done()};
+          .done = ticket.done(),
+          .recompute_block_count = ticket.recompute_block_count(),
+          .board_slot = ticket.board_slot(),
+          .board = std::move(board)};
 }
 
 }  // namespace
+
+TicketPoll Ticket::Poll(uint32_t* moved_block_count) const {
+  if (board == nullptr || board->lost()) return TicketPoll::kAsk;
+  const std::optional<TicketProgress> shown = board->page().Find(board_slot, ticket_id);
+  if (!shown.has_value()) return TicketPoll::kAsk;
+  if (moved_block_count != nullptr) *moved_block_count = shown->moved_block_count;
+  return shown->done ? TicketPoll::kDone : TicketPoll::kMoving;
+}
 
 Client::Client(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
@@ -78,7 +90,7 @@ absl::StatusOr<Ticket> Client::Prefetch(const Namespace& ns, std::span<const Key
   KVT_ASSIGN_OR_RETURN(
       const v1::PrefetchResponse response,
       impl_->Call(&Stub::Prefetch, &ns, std::move(request), impl_->options().control_timeout_ms));
-  return FromProto(response.ticket());
+  return FromProto(response.ticket(), impl_->Board());
 }
 
 absl::StatusOr<Ticket> Client::GetTicket(uint64_t ticket_id) {
@@ -87,7 +99,7 @@ absl::StatusOr<Ticket> Client::GetTicket(uint64_t ticket_id) {
   KVT_ASSIGN_OR_RETURN(const v1::GetTicketResponse response,
                        impl_->Call(&Stub::GetTicket, nullptr, std::move(request),
                                    impl_->options().control_timeout_ms));
-  return FromProto(response.ticket());
+  return FromProto(response.ticket(), impl_->Board());
 }
 
 absl::Status Client::CancelPrefetch(uint64_t ticket_id) {
@@ -141,7 +153,7 @@ absl::StatusOr<Ticket> Client::ResumeContext(const Namespace& ns, std::string_vi
   KVT_ASSIGN_OR_RETURN(const v1::ResumeContextResponse response,
                        impl_->Call(&Stub::ResumeContext, &ns, std::move(request),
                                    impl_->options().control_timeout_ms));
-  return FromProto(response.ticket());
+  return FromProto(response.ticket(), impl_->Board());
 }
 
 absl::StatusOr<uint32_t> Client::ForkContext(const Namespace& ns, std::string_view parent,

@@ -102,6 +102,11 @@ std::shared_ptr<Session> Client::Impl::PeekSession() const {
   return session_;
 }
 
+std::shared_ptr<const TicketBoard> Client::Impl::Board() const {
+  const std::shared_ptr<Session> session = PeekSession();
+  return session == nullptr ? nullptr : session->Board();
+}
+
 absl::StatusOr<std::shared_ptr<Session>> Client::Impl::CurrentSession() {
   const MonotonicTime deadline =
       MonotonicDeadline(absl::Milliseconds(options_.reconnect_timeout_ms));

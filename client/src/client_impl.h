@@ -75,6 +75,8 @@ class Client::Impl {
   absl::StatusOr<std::shared_ptr<Session>> CurrentSession();
   // The present session, lost or not, or null. Does not block.
   std::shared_ptr<Session> PeekSession() const;
+  // Of the present session; null: it has none.
+  std::shared_ptr<const TicketBoard> Board() const;
 
   // Runs `attempt` in the present session, and again as `use` says if the session turns out lost.
   absl::Status InSession(const SessionUse& use, absl::FunctionRef<absl::Status(Session&)> attempt);

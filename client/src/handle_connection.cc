@@ -135,6 +135,15 @@ absl::StatusOr<SegmentHandle> HandleConnection::GetSegment(const SegmentId& id) 
   return handle;
 }
 
+absl::StatusOr<UniqueFd> HandleConnection::GetBoard() {
+  absl::MutexLock lock(&mutex_);
+  HandleReply reply;
+  KVT_ASSIGN_OR_RETURN(SegmentHandle handle,
+                       Exchange({.kind = HandleRequestKind::kGetBoard}, reply));
+  if (!handle.fd.valid()) return Internal("the daemon sent a ticket board without a descriptor");
+  return std::move(handle.fd);
+}
+
 absl::StatusOr<SegmentHandle> HandleConnection::Exchange(const HandleRequest& request,
                                                          HandleReply& reply) {
   if (out_of_step_) return Unavailable("an earlier exchange on the handle socket failed");

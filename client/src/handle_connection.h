@@ -75,6 +75,8 @@ class HandleConnection {
   // Requires: a reply of the session named the segment. Errors: those of Open; UNAVAILABLE, too,
   // when the GPU that holds the segment is lost.
   absl::StatusOr<SegmentHandle> GetSegment(const SegmentId& id);
+  // The session's ticket board. Errors: those of Open; INTERNAL, too, when the daemon has none.
+  absl::StatusOr<UniqueFd> GetBoard();
 
  private:
   explicit HandleConnection(UniqueFd socket) : socket_(std::move(socket)) {}

@@ -44,6 +44,16 @@ SegmentMap::SegmentMap(std::shared_ptr<HandleConnection> connection,
                        std::shared_ptr<DeviceMap> devices)
     : devices_(std::move(devices)), connection_(std::move(connection)) {}
 
+absl::StatusOr<UniqueFd> SegmentMap::GetBoard() {
+  std::shared_ptr<HandleConnection> connection;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (connection_ == nullptr) return Closed();
+    connection = connection_;
+  }
+  return connection->GetBoard();
+}
+
 absl::StatusOr<std::shared_ptr<const Mapping>> SegmentMap::Get(const SegmentId& id) {
   std::shared_ptr<HandleConnection> connection;
   {

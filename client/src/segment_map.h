@@ -60,6 +60,8 @@ class SegmentMap {
   // those of HandleConnection::GetSegment and DeviceMap::Map; RESOURCE_EXHAUSTED (no address
   // space); INTERNAL (a descriptor that does not hold what the daemon says); ABORTED after Close.
   absl::StatusOr<std::shared_ptr<const Mapping>> Get(const SegmentId& id);
+  // See HandleConnection::GetBoard; ABORTED after Close.
+  absl::StatusOr<UniqueFd> GetBoard();
   // Drops all mappings and the connection. Idempotent.
   void Close();
   size_t segment_count() const;

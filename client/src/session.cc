@@ -52,6 +52,7 @@ void Session::MarkLost() {
   // The stream's thread sees its end and drops the mappings.
   stream_context_.TryCancel();
   absl::MutexLock lock(&mutex_);
+  if (board_ != nullptr) board_->MarkLost();
   if (repeat_context_ != nullptr) repeat_context_->TryCancel();
 }
 
@@ -97,6 +98,21 @@ absl::Status Session::AwaitOpened() {
     return DeadlineExceeded("the daemon did not open a session in %d ms", options_.timeout_ms);
   }
   return has_opened_ ? absl::OkStatus() : end_status_;
+}
+
+std::shared_ptr<const TicketBoard> Session::Board() {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (std::exchange(has_asked_for_board_, true)) return board_;
+  }
+  auto fd = segments_.GetBoard();
+  if (!fd.ok()) return nullptr;
+  auto board = TicketBoard::Map(std::move(fd).value());
+  if (!board.ok()) return nullptr;
+  absl::MutexLock lock(&mutex_);
+  board_ = std::move(board).value();
+  if (lost()) board_->MarkLost();
+  return board_;
 }
 
 std::optional<uint32_t> Session::NamespaceId(uint32_t client_idx) const {

@@ -18,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "client/src/segment_map.h"
+#include "client/src/ticket_board.h"
 #include "kvtier/v1/context_store.grpc.pb.h"
 #include "proto/base/packed.h"
 #include "proto/base/timed_wait.h"
@@ -56,6 +57,10 @@ class Session {
   const std::string& tenant() const { return opened_.tenant(); }
   const v1::Limits& limits() const { return opened_.limits(); }
   SegmentMap& segments() { return segments_; }
+
+  // The session's ticket board, mapped when it is first asked for: blocks for one exchange on the
+  // handle socket then. Null: the daemon has none.
+  std::shared_ptr<const TicketBoard> Board();
 
   // Nothing that belongs to this session is known to the daemon any more.
   bool lost() const { return lost_.load(std::memory_order_relaxed); }
@@ -98,6 +103,9 @@ class Session {
   TimedCondition settled_;
   absl::Status end_status_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<uint32_t, uint32_t> namespace_ids_ ABSL_GUARDED_BY(mutex_);
+  // Asked for, whether there is one or not.
+  bool has_asked_for_board_ ABSL_GUARDED_BY(mutex_) = false;
+  std::shared_ptr<TicketBoard> board_ ABSL_GUARDED_BY(mutex_);
   // Leases that have ended, and the daemon may not know.
   std::vector<uint64_t> unreleased_ ABSL_GUARDED_BY(mutex_);
   // The call of RepeatReleases in progress, or null.

@@ -53,6 +53,9 @@ struct Session {
   absl::flat_hash_set<EntryIdx> fills;
   std::vector<Quarantined> quarantine;
   std::deque<TicketId> tickets;  // oldest first
+  // Null: its tickets are shown nowhere.
+  std::shared_ptr<TicketBoardPage> board;
+  uint32_t next_board_slot = 0;
 };
 
 struct Context {
@@ -136,6 +139,11 @@ struct TicketWork {
   size_t held = 0;
   TimeMs held_until_ms = 0;
   std::optional<TicketState> closed;  // the last word on it
+  // Null: it is shown nowhere.
+  std::shared_ptr<TicketBoardPage> board;
+  uint32_t board_slot = 0;
+  // Since it was given out.
+  uint32_t moved_count = 0;
 };
 
 enum class Purpose : uint8_t { kDemote, kPause, kFlush, kDemandRead, kPromote, kGuess };
@@ -415,6 +423,11 @@ class StoreCore::Impl {
   absl::Status CancelTicket(SessionId session, TicketId ticket);
   void StopTicket(TicketId ticket);
   TicketState StateOf(const TicketWork& ticket) const;
+  // Nothing of it moves, and nothing will that does not depend on others.
+  bool IsDone(const TicketWork& ticket) const;
+  void Show(const TicketWork& ticket) const;
+  // Those that may have moved since the last time.
+  void ShowOpenTickets();
   // False when it must wait for a transfer or a place on a link.
   bool AdvanceTicket(TicketWork* ticket, Effects* effects);
   // A guess may bring the block to host: it is worth more than what leaves for it.
@@ -513,6 +526,9 @@ class StoreCore::Impl {
   std::map<TicketId, TicketWork> tickets_;
   // Earliest deadline first.
   std::deque<TicketId> ticket_queue_;
+  // Not closed, and shown on a board.
+  absl::flat_hash_set<TicketId> shown_tickets_;
+  bool tickets_moved_ = false;
   // Tickets that hold blocks or wait for it.
   std::set<std::pair<TimeMs, TicketId>> holds_;
   // By the last block of its chain: its use is that of the ticket.

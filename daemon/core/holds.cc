@@ -49,11 +49,13 @@ bool StoreCore::Impl::HoldNext(TicketWork* ticket, uint64_t held_bytes_max) {
   }
   ++held_count_[idx];
   ++ticket->held;
+  tickets_moved_ = true;
   return true;
 }
 
 void StoreCore::Impl::LetLastGo(TicketWork* ticket) {
   const EntryIdx idx = ticket->chain[--ticket->held];
+  tickets_moved_ = true;
   const auto count = held_count_.find(idx);
   KVT_CHECK(count != held_count_.end());
   if (--count->second > 0) return;

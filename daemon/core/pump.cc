@@ -29,6 +29,7 @@ void StoreCore::Impl::Pump(TimeMs now_ms, Effects* effects) {
   PumpFlush(effects);
   FinishPauses(effects);
   FinishFlushes(effects);
+  ShowOpenTickets();
 }
 
 void StoreCore::Impl::PumpReads(Effects* effects) {
@@ -98,7 +99,10 @@ void StoreCore::Impl::PumpTickets(Effects* effects) {
       ++queued;
       continue;
     }
-    if (!AdvanceTicket(&ticket, effects)) {
+    const size_t next = ticket.next;
+    const bool is_over = AdvanceTicket(&ticket, effects);
+    tickets_moved_ |= ticket.next != next;
+    if (!is_over) {
       if (ticket.start_ms <= now_ms_) return;
       continue;  // it found that it is too early
     }

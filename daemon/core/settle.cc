@@ -132,6 +132,8 @@ void StoreCore::Impl::SettleJob(const Job& job, bool left_hbm) {
   }
   if (const auto ticket = tickets_.find(job.ticket); ticket != tickets_.end()) {
     --ticket->second.inflight;
+    if (At(job.entry).replica[job.target] != kNoReplica) ++ticket->second.moved_count;
+    tickets_moved_ = true;
     CloseTicketIfDone(&ticket->second);
   }
   if (const auto flush = flushes_.find(job.flush); flush != flushes_.end()) {

@@ -46,6 +46,12 @@ void StoreCore::AttachMapping(SessionId session) {
   if (const auto found = impl_->FindSession(session); found.ok()) (*found)->mapped = true;
 }
 
+void StoreCore::ShowTickets(SessionId session, std::shared_ptr<TicketBoardPage> board) {
+  if (const auto found = impl_->FindSession(session); found.ok()) {
+    (*found)->board = std::move(board);
+  }
+}
+
 void StoreCore::DetachMapping(SessionId session, TimeMs now_ms, Effects* effects) {
   impl_->DetachMapping(session, now_ms, effects);
 }

@@ -38,6 +38,7 @@
 #include "policy/policy.h"
 #include "proto/base/key.h"
 #include "proto/base/packed.h"
+#include "proto/base/ticket_board.h"
 #include "tiers/tier.h"
 
 namespace kvtier::core {
@@ -135,6 +136,8 @@ struct TicketState {
   // Of the covered blocks, at their end: on nvme and not read, since the engine recomputes them
   // sooner.
   uint32_t recompute_block_count = 0;
+  // Of its session's ticket board.
+  uint32_t board_slot = 0;
 };
 
 // What the client says of a context that it leaves.
@@ -329,6 +332,9 @@ class StoreCore {
   // NOT_FOUND (TICKET_UNKNOWN).
   absl::StatusOr<TicketState> GetTicket(SessionId session, TicketId ticket);
   absl::Status CancelTicket(SessionId session, TicketId ticket);
+  // From now on every ticket that the session is given is shown there, each time it has moved.
+  // Ignored when the session has ended.
+  void ShowTickets(SessionId session, std::shared_ptr<TicketBoardPage> board);
 
   // --- contexts: named within a namespace; NOT_FOUND (CONTEXT_UNKNOWN) ---
   absl::StatusOr<uint32_t> CreateContext(SessionId session, NamespaceIdx ns, std::string_view name,

@@ -146,17 +146,18 @@ class StoreCoreModel::Impl {
             now_ + Pick(20), now_, [this](const auto&) { --pending_replies_; }, &effects_);
         break;
       case 12:
-        (void)core_->ResumeContext(client.session, client.ns, context,
-                                   {.needed_in_ms = Pick(20), .prefill_tokens_per_second = 1e6},
-                                   now_, &effects_);
+        Note(&client,
+             core_->ResumeContext(client.session, client.ns, context,
+                                  {.needed_in_ms = Pick(20), .prefill_tokens_per_second = 1e6},
+                                  now_, &effects_));
         break;
       case 13:
         if (Pick(4) == 0) {
           (void)core_->CloseContext(client.session, client.ns, context, Pick(2) == 0, now_,
                                     &effects_);
         } else {
-          (void)core_->Prefetch(client.session, client.ns, keys, {.needed_in_ms = Pick(20)}, now_,
-                                &effects_);
+          Note(&client, core_->Prefetch(client.session, client.ns, keys, {.needed_in_ms = Pick(20)},
+                                        now_, &effects_));
         }
         break;
       case 14:
@@ -173,6 +174,7 @@ class StoreCoreModel::Impl {
     core_->CheckInvariants();
     CheckLeasedContents();
     CheckBystander();
+    CheckBoards();
   }
 
   // Ends every session and completes everything: nothing may be left but unpinned blocks.
@@ -214,6 +216,8 @@ class StoreCoreModel::Impl {
     NamespaceIdx ns = 0;
     std::map<Key, Held> fills;
     std::map<LeaseId, std::vector<Held>> leases;
+    std::shared_ptr<TicketBoardPage> board = std::make_shared<TicketBoardPage>();
+    std::deque<TicketState> tickets;  // the last ones
   };
 
   size_t Pick(size_t bound) { return pick_(bound); }
@@ -222,6 +226,7 @@ class StoreCoreModel::Impl {
   void Open(Client* client) {
     client->session = *core_->OpenSession(client->owner, now_);
     core_->AttachMapping(client->session);
+    core_->ShowTickets(client->session, client->board);
     client->ns = *core_->OpenNamespace(client->session, SpecOf(client->owner));
   }
 
@@ -273,8 +278,28 @@ class StoreCoreModel::Impl {
     CheckLeasedContents();  // still mapped: untouched
     client->fills.clear();
     client->leases.clear();
+    client->tickets.clear();
     core_->DetachMapping(client->session, now_, &effects_);
     Settle();
+  }
+
+  void Note(Client* client, const absl::StatusOr<TicketState>& ticket) {
+    if (!ticket.ok()) return;
+    client->tickets.push_back(*ticket);
+    if (client->tickets.size() > 8) client->tickets.pop_front();
+  }
+
+  // What a load tells is what a call tells.
+  void CheckBoards() {
+    for (const Client& client : clients_) {
+      for (const TicketState& given : client.tickets) {
+        const auto now = core_->GetTicket(client.session, given.ticket);
+        ASSERT_TRUE(now.ok()) << now.status();
+        const auto shown = client.board->Find(given.board_slot, given.ticket);
+        ASSERT_TRUE(shown.has_value());
+        ASSERT_EQ(shown->done, now->done) << "ticket " << given.ticket;
+      }
+    }
   }
 
   void Reopen(Client* client) {

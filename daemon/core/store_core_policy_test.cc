@@ -198,6 +198,29 @@ TEST_F(StoreCorePrefetchTest, ADemandedReadIsNoneAhead) {
   EXPECT_TRUE(expedited_.empty());
 }
 
+TEST_F(StoreCorePrefetchTest, ATicketIsShownOnItsSessionsBoard) {
+  StartWithColdContexts();
+  const auto board = std::make_shared<TicketBoardPage>();
+  core_->ShowTickets(session_, board);
+  const auto keys = Chain(1, 2);
+  const TicketState first = Prefetch(keys, {});
+  const TicketState second = Prefetch(Chain(2, 2), {});
+  ASSERT_NE(first.board_slot, second.board_slot);
+  EXPECT_EQ(board->Find(first.board_slot, first.ticket), (TicketProgress{false, 0}));
+  EXPECT_EQ(board->Find(first.board_slot, second.ticket), std::nullopt);
+  EXPECT_EQ(board->Find(kTicketSlotCount, first.ticket), std::nullopt);
+  CompleteAll();
+  EXPECT_TRUE(core_->GetTicket(session_, first.ticket)->done);
+  EXPECT_EQ(board->Find(first.board_slot, first.ticket), (TicketProgress{true, 2}));
+  // The session goes on for longer than there are slots.
+  for (uint32_t i = 2; i < kTicketSlotCount; ++i) Prefetch(keys, {});
+  EXPECT_TRUE(board->Find(first.board_slot, first.ticket)->done);
+  const TicketState last = Prefetch(keys, {});
+  EXPECT_EQ(last.board_slot, first.board_slot);
+  EXPECT_EQ(board->Find(first.board_slot, first.ticket), std::nullopt);
+  EXPECT_TRUE(board->Find(last.board_slot, last.ticket).has_value());
+}
+
 TEST_F(StoreCorePrefetchTest, AnAnnouncedReturnIsReadAheadToHostInTime) {
   Start(4, 8, 16);
   const auto a = Chain(1, 2);

@@ -2,6 +2,7 @@
 //
 // Prefetch: blocks on their way to hbm, in chain order, behind demanded reads.
 #include <algorithm>
+#include <utility>
 
 #include "daemon/core/core_impl.h"
 #include "proto/base/check.h"
@@ -13,6 +14,7 @@ namespace {
 
 // Closed tickets a session may still ask about.
 constexpr size_t kTicketsKept = 256;
+static_assert(kTicketsKept <= kTicketSlotCount);
 // Guesses are planned anew this often.
 constexpr TimeMs kPlanEveryMs = 100;
 // Those that are due later are not looked at: no context takes as long to read.
@@ -59,6 +61,7 @@ void StoreCore::Impl::Enqueue(TicketWork* ticket) {
   const auto later =
       std::upper_bound(ticket_queue_.begin(), ticket_queue_.end(), ticket->id, before);
   ticket_queue_.insert(later, ticket->id);
+  tickets_moved_ = true;
   ticket->queued = true;
 }
 
@@ -78,6 +81,11 @@ TicketWork* StoreCore::Impl::OpenTicket(Session* session, std::vector<EntryIdx> 
   ticket->asked_count = asked_count;
   ticket->recompute_count = recompute_count;
   session->tickets.push_back(ticket->id);
+  if (session->board != nullptr) {
+    ticket->board = session->board;
+    ticket->board_slot = session->next_board_slot++ % kTicketSlotCount;
+    shown_tickets_.insert(ticket->id);
+  }
   BeginHold(ticket, now_ms);
   return ticket;
 }
@@ -234,6 +242,8 @@ void StoreCore::Impl::CloseTicketIfDone(TicketWork* ticket) {
     ticket->closed = StateOf(*ticket);
     ticket->chain.clear();
     ticket->next = 0;
+    shown_tickets_.erase(ticket->id);
+    Show(*ticket);
   }
   for (const EntryIdx idx : chain) DropRef(idx);
 }
@@ -268,9 +278,29 @@ absl::Status StoreCore::Impl::CancelTicket(SessionId session_id, TicketId id) {
   return absl::OkStatus();
 }
 
+bool StoreCore::Impl::IsDone(const TicketWork& ticket) const {
+  if (ticket.closed.has_value()) return true;
+  // One that may hold no more reads on when others are done; whoever waits for it must not wait for
+  // them, whose blocks he may be the one to use.
+  const bool waits_for_others = !ticket.is_guess && ticket.next >= ticket.held;
+  return ticket.inflight == 0 && (ticket.next >= ticket.chain.size() || waits_for_others);
+}
+
+void StoreCore::Impl::Show(const TicketWork& ticket) const {
+  if (ticket.board == nullptr) return;
+  ticket.board->Show(ticket.board_slot, ticket.id,
+                     {.done = IsDone(ticket), .moved_block_count = ticket.moved_count});
+}
+
+void StoreCore::Impl::ShowOpenTickets() {
+  if (!std::exchange(tickets_moved_, false)) return;
+  for (const TicketId id : shown_tickets_) Show(tickets_.at(id));
+}
+
 TicketState StoreCore::Impl::StateOf(const TicketWork& ticket) const {
   if (ticket.closed.has_value()) return *ticket.closed;
-  TicketState state{.ticket = ticket.id, .block_count = ticket.asked_count};
+  TicketState state{
+      .ticket = ticket.id, .block_count = ticket.asked_count, .board_slot = ticket.board_slot};
   for (const EntryIdx idx : ticket.chain) {
     const Entry& entry = At(idx);
     if (!Visible(entry)) break;
@@ -282,10 +312,7 @@ TicketState StoreCore::Impl::StateOf(const TicketWork& ticket) const {
     state.covered_block_count += ticket.recompute_count;
     state.recompute_block_count = ticket.recompute_count;
   }
-  // One that may hold no more reads on when others are done; whoever waits for it must not wait for
-  // them, whose blocks he may be the one to use.
-  const bool waits_for_others = !ticket.is_guess && ticket.next >= ticket.held;
-  state.done = ticket.inflight == 0 && (ticket.next >= ticket.chain.size() || waits_for_others);
+  state.done = IsDone(ticket);
   EstimateArrival(ticket, &state);
   return state;
 }

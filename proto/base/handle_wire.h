@@ -6,6 +6,7 @@
 //
 //   client -> daemon  HandleRequest{kHello}                 daemon -> client  HandleReply + token
 //   client -> daemon  HandleRequest{kGetSegment, ...}       daemon -> client  HandleReply + one fd
+//   client -> daemon  HandleRequest{kGetBoard}              daemon -> client  HandleReply + one fd
 //
 // The connection belongs to the session opened with its token. The client keeps it open for as long
 // as the process may touch mapped slots: after the session has ended, its slots are reused only
@@ -19,7 +20,9 @@ namespace kvtier {
 
 inline constexpr uint32_t kHandleWireVersion = 2;
 
-enum class HandleRequestKind : uint32_t { kHello = 1, kGetSegment = 2 };
+// kGetBoard: the session's ticket board (ticket_board.h). A daemon that has none, or knows of none,
+// answers kBadRequest and goes on.
+enum class HandleRequestKind : uint32_t { kHello = 1, kGetSegment = 2, kGetBoard = 3 };
 
 //   offset  size  field
 //        0     4  version

@@ -183,6 +183,27 @@ TEST_F(FailureTableTest, DaemonKilledNvmeHitsAgainAndTheClientResumesByItself) {
   EXPECT_GE(client_->stats().reopen_count, 1U);
 }
 
+TEST_F(FailureTableTest, ATicketTellsWithoutACallUntilTheDaemonDies) {
+  StartDaemon();
+  Put(400);
+  FlushToNvme(*daemon_);
+  const auto cold = MakeChain(ns_, 100, 8);
+  ASSERT_EQ(client_->Lookup(ns_, cold)->front() & 3, 0) << "it is in memory";
+  const auto ticket = client_->Prefetch(ns_, cold);
+  ASSERT_TRUE(ticket.ok()) << ticket.status();
+  EXPECT_EQ(ticket->covered_block_count, 8U);
+  uint32_t moved_block_count = 0;
+  EXPECT_TRUE(Eventually(milliseconds(10'000), [&] {
+    return ticket->Poll(&moved_block_count) == client::TicketPoll::kDone;
+  }));
+  EXPECT_TRUE(client_->GetTicket(ticket->ticket_id)->done);
+  EXPECT_GT(moved_block_count, 0U);
+  daemon_->Kill9();
+  EXPECT_TRUE(Eventually(milliseconds(10'000), [&] {
+    return ticket->Poll() == client::TicketPoll::kAsk;
+  })) << "nobody writes there any more";
+}
+
 TEST_F(FailureTableTest, DaemonKilledCallsFailAtOnceWhileItIsDown) {
   StartDaemon();
   Put(8);

@@ -127,6 +127,18 @@ class Lease {
   std::vector<std::shared_ptr<const void>> mappings_;
 };
 
+class TicketBoard;
+
+// What Ticket::Poll answers.
+enum class TicketPoll : uint8_t {
+  kMoving,
+  // Nothing moves now: see Ticket::done.
+  kDone,
+  // It cannot be told without a call (Client::GetTicket): the daemon shows no tickets, the session
+  // has ended, or the ticket is older than the last 256.
+  kAsk,
+};
+
 // Answer to a prefetch or resume; see kvtier.v1.Ticket.
 struct Ticket {
   uint64_t ticket_id = 0;
@@ -138,6 +150,17 @@ struct Ticket {
   bool eta_known = false;
   // Nothing moves now. May become false again when blocks that other tickets hold are used.
   bool done = false;
+  // Of the covered blocks, at their end: on nvme and left there, since the engine recomputes them
+  // sooner.
+  uint32_t recompute_block_count = 0;
+  // Where Poll looks. Null: nowhere.
+  uint32_t board_slot = 0;
+  std::shared_ptr<const TicketBoard> board = nullptr;
+
+  // How it stands now, by two loads from memory that the daemon writes: no call, no lock, no
+  // waiting. `moved_block_count`, if given, is set to the blocks that have arrived since the ticket
+  // was given out (not with kAsk). Thread-safe; works on copies, and after the client's end.
+  TicketPoll Poll(uint32_t* moved_block_count = nullptr) const;
 };
 
 struct PauseResult {

@@ -14,6 +14,7 @@ namespace kvtier::bench {
 namespace {
 
 constexpr uint32_t kBlockBytes = 16 << 10;
+constexpr int kPollsPerRound = 100'000;
 
 // What one kind of call took in one round.
 struct Round {
@@ -151,6 +152,25 @@ void MeasureCalls(const Settings& settings, std::vector<Row>* rows) {
                    .higher_is_better = false,
                    .is_ratio = false,
                    .note = "counters of the daemon's links and of the client"});
+  const client::Ticket ticket = ValueOf(rig.client().Prefetch(rig.ns(), keys));
+  std::vector<double> polls;
+  for (int number = 0; number <= settings.round_count; ++number) {
+    polls.push_back(Seconds([&] {
+                      for (int poll = 0; poll < kPollsPerRound; ++poll) {
+                        if (ticket.Poll() != client::TicketPoll::kDone) Die("it moves");
+                      }
+                    }) /
+                    kPollsPerRound);
+  }
+  char note[64];
+  std::snprintf(note, sizeof(note), "%.1f ns and %.0f us", Median(polls) * 1e9, empty.Micros());
+  rows->push_back({.name = "asking how a ticket stands: over an empty call",
+                   .value = Median(polls) * 1e6 / empty.Micros(),
+                   .unit = "x",
+                   .must = 0.01,
+                   .goal = 0.001,
+                   .higher_is_better = false,
+                   .note = note});
 }
 
 }  // namespace kvtier::bench
