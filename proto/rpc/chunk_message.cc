@@ -24,10 +24,64 @@ constexpr uint32_t kChunkTag = WireFormat::MakeTag(2, WireFormat::WIRETYPE_LENGT
 // Of a tag and a length.
 constexpr size_t kPrefixBytesMax = 16;
 
+// As protobuf's own parser has them. CodedInputStream also takes longer ones, and drops the bits
+// that have no room.
+constexpr int kTagBytesMax = 5;
+constexpr int kSizeBytesMax = 5;
+constexpr uint64_t kSizeMax = INT32_MAX - 16;
+constexpr int kGroupDepthMax = 100;
+
+// 0 at the end.
+bool ReadTag(CodedInputStream& input, uint32_t* tag) {
+  const int before = input.CurrentPosition();
+  *tag = input.ReadTag();
+  return input.CurrentPosition() - before <= kTagBytesMax;
+}
+
+bool ReadSize(CodedInputStream& input, int* bytes) {
+  const int before = input.CurrentPosition();
+  uint64_t read = 0;
+  if (!input.ReadVarint64(&read) || read > kSizeMax) return false;
+  *bytes = static_cast<int>(read);
+  return input.CurrentPosition() - before <= kSizeBytesMax;
+}
+
+// A field that this version does not know. WireFormatLite::SkipField takes what protobuf's parser
+// does not.
+bool SkipField(CodedInputStream& input, uint32_t tag, int depth_left) {
+  if (WireFormat::GetTagFieldNumber(tag) == 0) return false;
+  switch (WireFormat::GetTagWireType(tag)) {
+    case WireFormat::WIRETYPE_VARINT: {
+      uint64_t value = 0;
+      return input.ReadVarint64(&value);
+    }
+    case WireFormat::WIRETYPE_FIXED64:
+      return input.Skip(8);
+    case WireFormat::WIRETYPE_FIXED32:
+      return input.Skip(4);
+    case WireFormat::WIRETYPE_LENGTH_DELIMITED: {
+      int bytes = 0;
+      return ReadSize(input, &bytes) && input.Skip(bytes);
+    }
+    case WireFormat::WIRETYPE_START_GROUP: {
+      const uint32_t end =
+          WireFormat::MakeTag(WireFormat::GetTagFieldNumber(tag), WireFormat::WIRETYPE_END_GROUP);
+      for (uint32_t inner = 0; depth_left > 0;) {
+        if (!ReadTag(input, &inner) || inner == 0) return false;
+        if (inner == end) return true;
+        if (!SkipField(input, inner, depth_left - 1)) return false;
+      }
+      return false;
+    }
+    default:
+      return false;
+  }
+}
+
 bool ParseHeader(CodedInputStream& input, google::protobuf::MessageLite* header) {
-  uint32_t bytes = 0;
-  if (!input.ReadVarint32(&bytes)) return false;
-  const CodedInputStream::Limit limit = input.PushLimit(static_cast<int>(bytes));
+  int bytes = 0;
+  if (!ReadSize(input, &bytes)) return false;
+  const CodedInputStream::Limit limit = input.PushLimit(bytes);
   if (!header->MergePartialFromCodedStream(&input) || !input.ConsumedEntireMessage()) return false;
   // A message that ends early leaves some of its limit.
   if (input.BytesUntilLimit() != 0) return false;
@@ -36,11 +90,11 @@ bool ParseHeader(CodedInputStream& input, google::protobuf::MessageLite* header)
 }
 
 bool ParseChunk(CodedInputStream& input, ChunkMessage* message) {
-  uint32_t bytes = 0;
-  if (!input.ReadVarint32(&bytes)) return false;
+  int bytes = 0;
+  if (!ReadSize(input, &bytes)) return false;
   message->parts.clear();
-  message->chunk_bytes = bytes;
-  for (size_t rest = bytes; rest > 0;) {
+  message->chunk_bytes = static_cast<uint64_t>(bytes);
+  for (size_t rest = message->chunk_bytes; rest > 0;) {
     const void* data = nullptr;
     int size = 0;
     if (!input.GetDirectBufferPointer(&data, &size) || size <= 0) return false;
@@ -54,7 +108,10 @@ bool ParseChunk(CodedInputStream& input, ChunkMessage* message) {
 
 bool ParseFields(CodedInputStream& input, google::protobuf::MessageLite* header,
                  ChunkMessage* message) {
-  while (const uint32_t tag = input.ReadTag()) {
+  while (true) {
+    uint32_t tag = 0;
+    if (!ReadTag(input, &tag)) return false;
+    if (tag == 0) return input.ConsumedEntireMessage();
     bool parsed = false;
     if (tag == kHeaderTag) {
       message->has_header = true;
@@ -62,11 +119,10 @@ bool ParseFields(CodedInputStream& input, google::protobuf::MessageLite* header,
     } else if (tag == kChunkTag) {
       parsed = ParseChunk(input, message);
     } else {
-      parsed = WireFormat::SkipField(&input, tag);
+      parsed = SkipField(input, tag, kGroupDepthMax);
     }
     if (!parsed) return false;
   }
-  return input.ConsumedEntireMessage();
 }
 
 void AppendPrefix(uint32_t tag, size_t bytes, std::string* to) {
