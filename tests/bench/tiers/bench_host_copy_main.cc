@@ -154,7 +154,8 @@ void MeasureIndex(policy::EvictionKind kind, const char* name) {
   NoSlots slots;
   core::StoreCore core({}, &slots, &slots, nullptr, policy::NewEvictionPolicy(kind));
   const core::SessionId session = core.OpenSession(0, 0).value();
-  const auto ns = core.OpenNamespace(session, {.block_bytes = kBlockBytes}).value();
+  const auto ns =
+      core.OpenNamespace(session, {.hash = {}, .layout = {}, .block_bytes = kBlockBytes}).value();
   const size_t before = mallinfo2().uordblks;
   std::optional<Key> parent;
   for (uint32_t i = 0; i < kIndexBlocks; ++i) {
