@@ -3,6 +3,7 @@
 // ContextStoreService: sessions, layouts, streams.
 #include "daemon/answer.h"
 #include "daemon/context_store_service.h"
+#include "daemon/log.h"
 #include "daemon/read_stream.h"
 #include "daemon/session_stream.h"
 #include "daemon/write_stream.h"
@@ -16,6 +17,18 @@ namespace {
 
 constexpr size_t kAdapterBytesMax = 256;
 constexpr size_t kSaltBytesMax = 256;
+
+absl::Status CheckHashDomain(const HashDomain& domain) {
+  if (domain.name.empty()) return WithReason(Invalid("hash_domain: no name"), reason::kBadArgument);
+  return WithReason(ValidateHashDomain(domain), reason::kBadArgument);
+}
+
+void WarnAboutHashes(const std::string& tenant, const HashDomain& domain) {
+  Log(LogLevel::kWarning,
+      "engines hash blocks differently under one hash domain and share nothing: is PYTHONHASHSEED "
+      "the same for all of them?",
+      {{"tenant", tenant}, {"hash_domain", domain.name}});
+}
 
 }  // namespace
 
@@ -45,6 +58,9 @@ absl::Status ContextStoreService::Do(const v1::RegisterLayoutRequest& request,
                        service_.sessions->Find(request.session_id()));
   KVT_RETURN_IF_ERROR(CheckTextBytes(request.adapter(), kAdapterBytesMax, "adapter"));
   KVT_RETURN_IF_ERROR(CheckTextBytes(request.salt(), kSaltBytesMax, "salt"));
+  const HashDomain domain = {.name = request.hash_domain().name(),
+                             .probe = request.hash_domain().probe()};
+  if (request.has_hash_domain()) KVT_RETURN_IF_ERROR(CheckHashDomain(domain));
   absl::StatusOr<Layout> layout = LayoutFromProto(request.layout());
   if (!layout.ok()) return WithReason(layout.status(), reason::kBadArgument);
   core::NamespaceSpec spec;
@@ -52,7 +68,7 @@ absl::Status ContextStoreService::Do(const v1::RegisterLayoutRequest& request,
   spec.block_bytes = layout->BlockBytes();
   spec.block_tokens = request.layout().block_tokens();
   spec.hash = HashNamespace(service_.tenants->Name(session.owner), spec.layout, request.adapter(),
-                            request.salt());
+                            request.salt(), domain);
   KVT_ASSIGN_OR_RETURN(
       const core::NamespaceIdx ns,
       service_.store->Run([&](core::StoreCore& core, core::TimeMs, core::Effects*) {
@@ -63,6 +79,11 @@ absl::Status ContextStoreService::Do(const v1::RegisterLayoutRequest& request,
   response->set_namespace_hash(std::string(spec.hash.AsBytes()));
   response->set_layout_fingerprint(std::string(spec.layout.AsBytes()));
   response->set_block_bytes(spec.block_bytes);
+  if (request.has_hash_domain()) {
+    const bool differs = service_.hash_domains->Differs(session.owner, spec.layout, domain);
+    if (differs) WarnAboutHashes(service_.tenants->Name(session.owner), domain);
+    response->set_hash_domain_differs(differs);
+  }
   return absl::OkStatus();
 }
 

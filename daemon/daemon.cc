@@ -376,6 +376,7 @@ absl::Status Daemon::Listen() {
                                                            .handles = handles_.get(),
                                                            .tenants = &tenants_,
                                                            .sessions = &sessions_,
+                                                           .hash_domains = &hash_domains_,
                                                            .session_calls = session_calls_.get(),
                                                            .data_calls = data_calls_.get()});
   admin_service_ = std::make_unique<AdminService>(

@@ -120,6 +120,7 @@ class Daemon {
   // Null: nothing is learned, or there is no place to keep it.
   std::unique_ptr<PolicyFile> policy_file_;
   SessionTable sessions_;
+  HashDomains hash_domains_;
   std::unique_ptr<HandleServer> handles_;
   std::unique_ptr<LiveCalls> session_calls_;
   std::unique_ptr<LiveCalls> data_calls_;

@@ -24,6 +24,7 @@ struct Identity {
   v1::Layout layout;
   std::string adapter;
   std::string salt;
+  v1::HashDomain hash_domain;
   uint32_t uid = 0;
 };
 
@@ -73,6 +74,8 @@ Identity RandomIdentity(std::mt19937& random) {
   layout.set_pp_rank(Below(random, layout.pp_size()));
   identity.adapter = RandomText(random);
   identity.salt = RandomText(random);
+  identity.hash_domain.set_name("d" + RandomText(random));
+  identity.hash_domain.set_probe("p" + RandomText(random));
   identity.uid = geteuid() == 0 ? kTenantUid : geteuid();
   return identity;
 }
@@ -97,6 +100,15 @@ std::vector<Change> TextChanges() {
        [](Identity* i) {
          i->salt.insert(0, i->adapter + "a");
          i->adapter.clear();
+       }},
+      {"hash domain's name", [](Identity* i) { i->hash_domain.mutable_name()->push_back('a'); }},
+      {"hash domain's probe", [](Identity* i) { i->hash_domain.mutable_probe()->push_back('a'); }},
+      {"hash domain, none", [](Identity* i) { i->hash_domain.clear_name(); }},
+      {"hash domain's name and probe",
+       [](Identity* i) {
+         i->hash_domain.mutable_name()->push_back(i->hash_domain.probe()[0]);
+         i->hash_domain.mutable_probe()->erase(0, 1);
+         i->hash_domain.mutable_probe()->push_back('a');
        }},
       {"model and weights_revision",
        [](Identity* i) {
@@ -193,6 +205,7 @@ class IdentityTest : public ServiceFixture {
     *request.mutable_layout() = identity.layout;
     request.set_adapter(identity.adapter);
     request.set_salt(identity.salt);
+    if (!identity.hash_domain.name().empty()) *request.mutable_hash_domain() = identity.hash_domain;
     v1::RegisterLayoutResponse response;
     const grpc::Status status =
         client->stub().RegisterLayout(TestClient::Deadline().get(), request, &response);

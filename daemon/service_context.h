@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "daemon/handle_server.h"
+#include "daemon/hash_domains.h"
 #include "daemon/live_calls.h"
 #include "daemon/session_table.h"
 #include "daemon/store.h"
@@ -22,6 +23,7 @@ struct ServiceContext {
   HandleServer* handles = nullptr;
   const TenantTable* tenants = nullptr;
   SessionTable* sessions = nullptr;
+  HashDomains* hash_domains = nullptr;
   // OpenSession streams.
   LiveCalls* session_calls = nullptr;
   // Write and Read streams.

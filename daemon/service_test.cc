@@ -273,6 +273,38 @@ TEST_F(ServiceTest, ErrorsCarryTheirReason) {
             grpc::StatusCode::INVALID_ARGUMENT);
 }
 
+TEST_F(ServiceTest, EnginesThatHashDifferentlyAreToldAndKeptApart) {
+  const auto client = NewClient();
+  v1::RegisterLayoutRequest request;
+  request.set_session_id(client->session_id);
+  *request.mutable_layout() = TestClient::RawLayout(4096);
+  const auto registered = [&](const std::string& name, const std::string& probe) {
+    request.mutable_hash_domain()->set_name(name);
+    request.mutable_hash_domain()->set_probe(probe);
+    v1::RegisterLayoutResponse response;
+    const grpc::Status status =
+        client->stub().RegisterLayout(TestClient::Deadline().get(), request, &response);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return response;
+  };
+  const auto first = registered("vllm/sha256", "seed 0");
+  EXPECT_FALSE(first.hash_domain_differs());
+  EXPECT_FALSE(registered("vllm/sha256", "seed 0").hash_domain_differs());
+  EXPECT_FALSE(registered("sglang", "seed 1").hash_domain_differs()) << "another domain";
+  const auto other = registered("vllm/sha256", "seed 1");
+  EXPECT_TRUE(other.hash_domain_differs());
+  EXPECT_NE(other.namespace_hash(), first.namespace_hash());
+  EXPECT_NE(other.namespace_id(), first.namespace_id());
+  for (const auto& [name, probe] : {std::pair{"", "x"}, std::pair{"x", ""}, std::pair{"", ""}}) {
+    request.mutable_hash_domain()->set_name(name);
+    request.mutable_hash_domain()->set_probe(probe);
+    v1::RegisterLayoutResponse response;
+    EXPECT_EQ(
+        ReasonFrom(client->stub().RegisterLayout(TestClient::Deadline().get(), request, &response)),
+        reason::kBadArgument);
+  }
+}
+
 TEST_F(ServiceTest, SessionsNeedATokenOfTheirOwn) {
   TestClient client(config_.server.run_dir);
   EXPECT_FALSE(client.Open(""));

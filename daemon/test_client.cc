@@ -71,18 +71,23 @@ bool TestClient::Open(const std::string& token) {
   return true;
 }
 
+v1::Layout TestClient::RawLayout(uint32_t bytes) {
+  v1::Layout layout;
+  layout.set_model("test");
+  layout.set_layer_count(1);
+  layout.set_kv_head_count(1);
+  layout.set_head_dim(64);
+  layout.set_block_tokens(16);
+  layout.set_codec(v1::CODEC_RAW);
+  layout.set_raw_block_bytes(bytes);
+  return layout;
+}
+
 void TestClient::OpenWithLayout(uint32_t bytes) {
   ASSERT_TRUE(Open(TakeToken()));
   v1::RegisterLayoutRequest request;
   request.set_session_id(session_id);
-  v1::Layout* layout = request.mutable_layout();
-  layout->set_model("test");
-  layout->set_layer_count(1);
-  layout->set_kv_head_count(1);
-  layout->set_head_dim(64);
-  layout->set_block_tokens(16);
-  layout->set_codec(v1::CODEC_RAW);
-  layout->set_raw_block_bytes(bytes);
+  *request.mutable_layout() = RawLayout(bytes);
   v1::RegisterLayoutResponse response;
   const grpc::Status status = stub_->RegisterLayout(Deadline().get(), request, &response);
   ASSERT_TRUE(status.ok()) << status.error_message();

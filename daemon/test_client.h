@@ -33,6 +33,8 @@ class TestClient {
   std::string TakeToken();
   // Opens the session with the token; true when the first message came.
   bool Open(const std::string& token);
+  // Of blocks of so many bytes.
+  static v1::Layout RawLayout(uint32_t bytes);
   // Both, and one raw layout of `block_bytes`.
   void OpenWithLayout(uint32_t block_bytes);
   void CloseStream();

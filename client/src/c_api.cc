@@ -2,14 +2,18 @@
 //
 // kvtier/kvtier.h on top of kvtier/client.h.
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <memory>
 #include <utility>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
 #include "kvtier/client.h"
 #include "kvtier/kvtier.h"
 #include "proto/base/reasons.h"
 #include "proto/base/status_util.h"
+#include "proto/base/ticket_board.h"
 #include "proto/base/version.h"
 
 using kvtier::BlockStatus;
@@ -20,9 +24,31 @@ using kvtier::client::Lease;
 using kvtier::client::MappedBlock;
 using kvtier::client::Namespace;
 using kvtier::client::Ticket;
+using kvtier::client::TicketPoll;
 
 struct kvtier_client {
+  // The tickets that were given out, by their slots. Thread-safe.
+  class Tickets {
+   public:
+    void Add(const Ticket& ticket) {
+      absl::MutexLock lock(&mutex_);
+      last_[ticket.board_slot % last_.size()] = ticket;
+    }
+    Ticket Find(uint64_t ticket_id) const {
+      absl::MutexLock lock(&mutex_);
+      for (const Ticket& ticket : last_) {
+        if (ticket.ticket_id == ticket_id) return ticket;
+      }
+      return {};
+    }
+
+   private:
+    mutable absl::Mutex mutex_;
+    std::array<Ticket, kvtier::kTicketSlotCount> last_ ABSL_GUARDED_BY(mutex_);
+  };
+
   std::unique_ptr<Client> client;
+  Tickets tickets;
 };
 struct kvtier_fill {
   Fill fill;
@@ -110,8 +136,10 @@ int GetBlock(std::span<const MappedBlock> blocks, size_t block_idx, kvtier_block
   return KVTIER_OK;
 }
 
-int GetTicket(const absl::StatusOr<Ticket>& from, kvtier_ticket* ticket, kvtier_error* error) {
+int GetTicket(kvtier_client* client, const absl::StatusOr<Ticket>& from, kvtier_ticket* ticket,
+              kvtier_error* error) {
   if (!from.ok()) return Answer(from.status(), error);
+  client->tickets.Add(*from);
   *ticket = {.ticket_id = from->ticket_id,
              .pending_bytes = from->pending_bytes,
              .block_count = from->block_count,
@@ -145,6 +173,10 @@ bool Known(const Struct* given, Struct* known) {
   std::memset(known, 0, sizeof(*known));
   std::memcpy(known, given, std::min(given->struct_bytes, sizeof(*known)));
   return true;
+}
+
+std::string Bytes(const void* bytes, size_t count) {
+  return bytes == nullptr ? std::string() : std::string(static_cast<const char*>(bytes), count);
 }
 
 kvtier::Layout ToLayout(const kvtier_layout& from) {
@@ -188,7 +220,7 @@ int kvtier_connect(const kvtier_options* options, kvtier_client** client, kvtier
   if (known.reconnect_timeout_ms != 0) asked.reconnect_timeout_ms = known.reconnect_timeout_ms;
   auto connected = Client::Connect(std::move(asked));
   if (!connected.ok()) return Answer(connected.status(), error);
-  *client = new kvtier_client{std::move(connected).value()};
+  *client = new kvtier_client{.client = std::move(connected).value(), .tickets = {}};
   return KVTIER_OK;
 }
 
@@ -205,7 +237,9 @@ int kvtier_register_layout(kvtier_client* client, const kvtier_layout* layout, c
     return Answer(kvtier::Invalid("codec: %d is none", known.codec), error);
   }
   const auto registered =
-      client->client->RegisterLayout(ToLayout(known), Text(adapter), Text(salt));
+      client->client->RegisterLayout(ToLayout(known), Text(adapter), Text(salt),
+                                     {.name = std::string(Text(known.hash_domain)),
+                                      .probe = Bytes(known.hash_probe, known.hash_probe_bytes)});
   if (!registered.ok()) return Answer(registered.status(), error);
   std::memcpy(ns->hash, registered->hash.bytes.data(), sizeof(ns->hash));
   std::memcpy(ns->layout, registered->layout.bytes.data(), sizeof(ns->layout));
@@ -218,10 +252,19 @@ int kvtier_hash_block(const kvtier_namespace* ns, const kvtier_key* parent,
                       const uint32_t* token_ids, size_t token_count, const void* extra,
                       size_t extra_bytes, kvtier_key* key) {
   if (AnyNull(ns, token_ids, key)) return KVTIER_INVALID_ARGUMENT;
-  const std::string_view extra_text(static_cast<const char*>(extra),
-                                    extra == nullptr ? 0 : extra_bytes);
-  const Key hashed = kvtier::HashBlock(ToNamespace(*ns).hash, ToParent(parent),
-                                       std::span(token_ids, token_count), extra_text);
+  const Key hashed =
+      kvtier::HashBlock(ToNamespace(*ns).hash, ToParent(parent), std::span(token_ids, token_count),
+                        Bytes(extra, extra_bytes));
+  std::memcpy(key->bytes, hashed.bytes.data(), Key::kBytes);
+  return KVTIER_OK;
+}
+
+int kvtier_hash_engine_block(const kvtier_namespace* ns, const void* engine_hash,
+                             size_t engine_hash_bytes, const void* extra, size_t extra_bytes,
+                             kvtier_key* key) {
+  if (AnyNull(ns, engine_hash, key)) return KVTIER_INVALID_ARGUMENT;
+  const Key hashed = kvtier::HashEngineBlock(
+      ToNamespace(*ns).hash, Bytes(engine_hash, engine_hash_bytes), Bytes(extra, extra_bytes));
   std::memcpy(key->bytes, hashed.bytes.data(), Key::kBytes);
   return KVTIER_OK;
 }
@@ -318,14 +361,27 @@ int kvtier_report_bad(kvtier_client* client, const kvtier_namespace* ns, const k
 int kvtier_prefetch(kvtier_client* client, const kvtier_namespace* ns, const kvtier_key* keys,
                     size_t key_count, kvtier_ticket* ticket, kvtier_error* error) {
   if (AnyNull(client, ns, keys, ticket)) return AnswerNull(error);
-  return GetTicket(client->client->Prefetch(ToNamespace(*ns), ToKeys(keys, key_count)), ticket,
-                   error);
+  return GetTicket(client, client->client->Prefetch(ToNamespace(*ns), ToKeys(keys, key_count)),
+                   ticket, error);
 }
 
 int kvtier_get_ticket(kvtier_client* client, uint64_t ticket_id, kvtier_ticket* ticket,
                       kvtier_error* error) {
   if (AnyNull(client, ticket)) return AnswerNull(error);
-  return GetTicket(client->client->GetTicket(ticket_id), ticket, error);
+  return GetTicket(client, client->client->GetTicket(ticket_id), ticket, error);
+}
+
+int kvtier_poll_ticket(kvtier_client* client, uint64_t ticket_id, uint32_t* moved_block_count) {
+  if (client == nullptr || ticket_id == 0) return KVTIER_TICKET_ASK;
+  switch (client->tickets.Find(ticket_id).Poll(moved_block_count)) {
+    case TicketPoll::kMoving:
+      return KVTIER_TICKET_MOVING;
+    case TicketPoll::kDone:
+      return KVTIER_TICKET_DONE;
+    case TicketPoll::kAsk:
+      break;
+  }
+  return KVTIER_TICKET_ASK;
 }
 
 int kvtier_cancel_prefetch(kvtier_client* client, uint64_t ticket_id, kvtier_error* error) {
@@ -381,8 +437,8 @@ int kvtier_pause_context(kvtier_client* client, const kvtier_namespace* ns, cons
 int kvtier_resume_context(kvtier_client* client, const kvtier_namespace* ns, const char* context,
                           uint32_t needed_in_ms, kvtier_ticket* ticket, kvtier_error* error) {
   if (AnyNull(client, ns, context, ticket)) return AnswerNull(error);
-  return GetTicket(client->client->ResumeContext(ToNamespace(*ns), context, needed_in_ms), ticket,
-                   error);
+  return GetTicket(client, client->client->ResumeContext(ToNamespace(*ns), context, needed_in_ms),
+                   ticket, error);
 }
 
 int kvtier_fork_context(kvtier_client* client, const kvtier_namespace* ns, const char* parent,

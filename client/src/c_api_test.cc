@@ -149,6 +149,9 @@ TEST_F(CApiTest, CarriesContextsAndTickets) {
   EXPECT_EQ(ticket.ready_block_count, 4U);
   EXPECT_EQ(ticket.pending_bytes, 5U);
   EXPECT_EQ(ticket.done, 0);
+  EXPECT_EQ(kvtier_poll_ticket(client_, ticket.ticket_id, nullptr), KVTIER_TICKET_ASK)
+      << "this daemon has no board";
+  EXPECT_EQ(kvtier_poll_ticket(client_, 0, nullptr), KVTIER_TICKET_ASK);
   EXPECT_EQ(kvtier_get_ticket(client_, 1, &ticket, &error_), KVTIER_OK);
   EXPECT_EQ(ticket.done, 1);
   EXPECT_EQ(kvtier_get_ticket(client_, 2, &ticket, &error_), KVTIER_NOT_FOUND);

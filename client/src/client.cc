@@ -65,8 +65,9 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(ClientOptions options) {
 }
 
 absl::StatusOr<Namespace> Client::RegisterLayout(const Layout& layout, std::string_view adapter,
-                                                 std::string_view salt) {
-  return impl_->RegisterLayout(layout, adapter, salt);
+                                                 std::string_view salt,
+                                                 const HashDomain& hash_domain) {
+  return impl_->RegisterLayout(layout, adapter, salt, hash_domain);
 }
 
 absl::StatusOr<std::vector<uint8_t>> Client::Lookup(const Namespace& ns,

@@ -181,13 +181,16 @@ absl::Status Client::Impl::InSession(const SessionUse& use,
 
 absl::StatusOr<Namespace> Client::Impl::RegisterLayout(const Layout& layout,
                                                        std::string_view adapter,
-                                                       std::string_view salt) {
+                                                       std::string_view salt,
+                                                       const HashDomain& hash_domain) {
   KVT_RETURN_IF_ERROR(CheckProcess());
   KVT_RETURN_IF_ERROR(layout.Validate());
+  KVT_RETURN_IF_ERROR(ValidateHashDomain(hash_domain));
   auto spec = std::make_shared<NamespaceSpec>();
   spec->layout = layout;
   spec->adapter = std::string(adapter);
   spec->salt = std::string(salt);
+  spec->hash_domain = hash_domain;
   spec->ns.layout = layout.Fingerprint();
   spec->ns.block_bytes = layout.BlockBytes();
   {
@@ -213,7 +216,7 @@ absl::StatusOr<Namespace> Client::Impl::RegisterLayout(const Layout& layout,
 std::shared_ptr<const NamespaceSpec> Client::Impl::FindSpec(const NamespaceSpec& spec) const {
   for (const auto& known : specs_) {
     if (known->ns.layout == spec.ns.layout && known->adapter == spec.adapter &&
-        known->salt == spec.salt) {
+        known->salt == spec.salt && known->hash_domain == spec.hash_domain) {
       return known;
     }
   }
@@ -226,10 +229,15 @@ absl::Status Client::Impl::Register(Session& session, const NamespaceSpec& spec,
   *request.mutable_layout() = LayoutToProto(spec.layout);
   request.set_adapter(spec.adapter);
   request.set_salt(spec.salt);
+  if (!spec.hash_domain.name.empty()) {
+    request.mutable_hash_domain()->set_name(spec.hash_domain.name);
+    request.mutable_hash_domain()->set_probe(spec.hash_domain.probe);
+  }
   v1::RegisterLayoutResponse response;
   KVT_RETURN_IF_ERROR(Unary(session, &Stub::RegisterLayout, nullptr, request, response,
                             options_.control_timeout_ms));
-  const NamespaceHash hash = HashNamespace(session.tenant(), ns.layout, spec.adapter, spec.salt);
+  const NamespaceHash hash =
+      HashNamespace(session.tenant(), ns.layout, spec.adapter, spec.salt, spec.hash_domain);
   if (response.namespace_hash() != hash.AsBytes() ||
       response.layout_fingerprint() != ns.layout.AsBytes() ||
       response.block_bytes() != ns.block_bytes) {
@@ -237,6 +245,7 @@ absl::Status Client::Impl::Register(Session& session, const NamespaceSpec& spec,
                     response.block_bytes());
   }
   ns.hash = hash;
+  ns.hash_domain_differs = response.hash_domain_differs();
   namespace_id = response.namespace_id();
   return absl::OkStatus();
 }

@@ -37,6 +37,7 @@ struct NamespaceSpec {
   Layout layout;
   std::string adapter;
   std::string salt;
+  HashDomain hash_domain;
   Namespace ns;
 };
 
@@ -82,7 +83,7 @@ class Client::Impl {
   absl::Status InSession(const SessionUse& use, absl::FunctionRef<absl::Status(Session&)> attempt);
 
   absl::StatusOr<Namespace> RegisterLayout(const Layout& layout, std::string_view adapter,
-                                           std::string_view salt);
+                                           std::string_view salt, const HashDomain& hash_domain);
   // INVALID_ARGUMENT unless RegisterLayout of this client returned `ns`.
   absl::StatusOr<std::shared_ptr<const NamespaceSpec>> SpecOf(const Namespace& ns) const;
   // The namespace's id in the session; opens it there first if need be.

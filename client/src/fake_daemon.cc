@@ -261,8 +261,11 @@ grpc::Status FakeDaemon::RegisterLayout(grpc::ServerContext*,
   namespaces_.emplace(request->session_id(), namespace_id);
   response->set_epoch(epoch_);
   response->set_namespace_id(namespace_id);
-  response->set_namespace_hash(std::string(
-      HashNamespace(kTenant, fingerprint, request->adapter(), request->salt()).AsBytes()));
+  response->set_namespace_hash(
+      std::string(HashNamespace(kTenant, fingerprint, request->adapter(), request->salt(),
+                                {.name = request->hash_domain().name(),
+                                 .probe = request->hash_domain().probe()})
+                      .AsBytes()));
   response->set_layout_fingerprint(std::string(fingerprint.AsBytes()));
   response->set_block_bytes(layout->BlockBytes());
   hooks.register_layout(*response);

@@ -87,13 +87,33 @@ Digest FieldHasher::Finish() {
 }
 
 NamespaceHash HashNamespace(std::string_view tenant, const LayoutFingerprint& layout,
-                            std::string_view adapter, std::string_view salt) {
+                            std::string_view adapter, std::string_view salt,
+                            const HashDomain& domain) {
+  FieldHasher hasher;
+  hasher.Add(domain.name.empty() ? "kvtier-namespace-1" : "kvtier-namespace-2");
+  hasher.Add(tenant).Add(layout.AsBytes()).Add(adapter).Add(salt);
+  if (!domain.name.empty()) hasher.Add(domain.name).Add(domain.probe);
+  return hasher.Finish();
+}
+
+absl::Status ValidateHashDomain(const HashDomain& domain) {
+  if (domain.name.size() > kHashDomainFieldBytesMax ||
+      domain.probe.size() > kHashDomainFieldBytesMax) {
+    return Invalid("hash_domain: a name of %d bytes and a probe of %d; at most %d each",
+                   domain.name.size(), domain.probe.size(), kHashDomainFieldBytesMax);
+  }
+  if (domain.name.empty() != domain.probe.empty()) {
+    return Invalid("hash_domain: a name without a probe, or a probe without a name");
+  }
+  return absl::OkStatus();
+}
+
+Key HashEngineBlock(const NamespaceHash& ns, std::string_view engine_hash, std::string_view extra) {
   return FieldHasher()
-      .Add("kvtier-namespace-1")
-      .Add(tenant)
-      .Add(layout.AsBytes())
-      .Add(adapter)
-      .Add(salt)
+      .Add("kvtier-engine-block-1")
+      .Add(ns.AsBytes())
+      .Add(engine_hash)
+      .Add(extra)
       .Finish();
 }
 

@@ -66,13 +66,38 @@ class FieldHasher {
   void* context_;  // EVP_MD_CTX, owned
 };
 
-// Hash of ("kvtier-namespace-1", tenant, layout fingerprint, adapter, salt).
+// How an engine that brings its own block hashes makes them. Two engines whose hashes differ for
+// the same tokens (another algorithm, another seed) share no namespace, so that neither finds, or
+// takes for its own, what the other stored.
+struct HashDomain {
+  // "vllm/sha256_cbor", say; at most 64 bytes. Empty: keys are made by HashBlock.
+  std::string name = {};
+  // What the engine's own function makes of a first block with the token ids 1, 2, 3 and so on, one
+  // block full, without adapter or salt: as bytes, at most 64. Not empty unless `name` is.
+  std::string probe = {};
+
+  friend bool operator==(const HashDomain&, const HashDomain&) = default;
+};
+inline constexpr size_t kHashDomainFieldBytesMax = 64;
+// INVALID_ARGUMENT.
+absl::Status ValidateHashDomain(const HashDomain& domain);
+
+// Hash of ("kvtier-namespace-1", tenant, layout fingerprint, adapter, salt), or with a domain of
+// ("kvtier-namespace-2", tenant, layout fingerprint, adapter, salt, domain's name, probe).
 NamespaceHash HashNamespace(std::string_view tenant, const LayoutFingerprint& layout,
-                            std::string_view adapter, std::string_view salt);
+                            std::string_view adapter, std::string_view salt,
+                            const HashDomain& domain = {});
 
 // Hash of ("kvtier-block-1", namespace, parent key or empty, token ids as u32 little-endian,
 // extra). `extra` carries what else fixes the block's content, e.g. multimodal item hashes.
 Key HashBlock(const NamespaceHash& ns, const std::optional<Key>& parent,
               std::span<const uint32_t> token_ids, std::string_view extra = {});
+
+// The key of a block that the engine has hashed itself, in a namespace with a HashDomain. Hash of
+// ("kvtier-engine-block-1", namespace, the engine's hash, extra). The engine's hash stands for the
+// whole chain up to this block, as those of engines do; 16 bytes or more, for two chains with equal
+// hashes would share their bytes.
+Key HashEngineBlock(const NamespaceHash& ns, std::string_view engine_hash,
+                    std::string_view extra = {});
 
 }  // namespace kvtier

@@ -92,6 +92,41 @@ TEST_F(GoldenKeys, BlockKeys) {
   }
 }
 
+TEST_F(GoldenKeys, NamespacesOfEnginesWithHashesOfTheirOwn) {
+  ASSERT_GE(vectors_["engine_namespaces"].size(), 3);
+  for (const json& vector : vectors_["engine_namespaces"]) {
+    const auto layout = Digest::FromHex(std::string(vector["layout_fingerprint"]));
+    ASSERT_TRUE(layout.ok()) << layout.status();
+    const HashDomain domain = {.name = vector["hash_domain"],
+                               .probe = FromHexText(vector["probe"])};
+    EXPECT_EQ(ValidateHashDomain(domain), absl::OkStatus());
+    const NamespaceHash hash =
+        HashNamespace(std::string(vector["tenant"]), *layout, std::string(vector["adapter"]),
+                      std::string(vector["salt"]), domain);
+    EXPECT_EQ(hash.Hex(), std::string(vector["namespace_hash"])) << vector;
+  }
+}
+
+TEST_F(GoldenKeys, KeysOfBlocksThatEnginesHashed) {
+  ASSERT_GE(vectors_["engine_blocks"].size(), 4);
+  for (const json& vector : vectors_["engine_blocks"]) {
+    const auto ns = Digest::FromHex(std::string(vector["namespace_hash"]));
+    ASSERT_TRUE(ns.ok()) << ns.status();
+    const Key key =
+        HashEngineBlock(*ns, FromHexText(vector["engine_hash"]), FromHexText(vector["extra"]));
+    EXPECT_EQ(key.Hex(), std::string(vector["key"])) << vector;
+  }
+}
+
+TEST(HashDomainTest, HasANameAndAProbeOrNeither) {
+  EXPECT_EQ(ValidateHashDomain({}), absl::OkStatus());
+  for (const HashDomain& bad : {HashDomain{.name = "a"}, HashDomain{.probe = "a"},
+                                HashDomain{.name = std::string(65, 'a'), .probe = "a"},
+                                HashDomain{.name = "a", .probe = std::string(65, 'a')}}) {
+    EXPECT_EQ(ValidateHashDomain(bad).code(), absl::StatusCode::kInvalidArgument);
+  }
+}
+
 TEST(Digest, HexAndBytesComeBack) {
   Digest digest;
   for (size_t i = 0; i < Digest::kBytes; ++i) digest.bytes[i] = static_cast<uint8_t>(i * 37);

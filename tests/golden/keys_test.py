@@ -38,13 +38,19 @@ def layout_fingerprint(layout):
         u32(layout["pp_rank"]), u32(layout["pp_size"]), u32(layout["raw_block_bytes"]))
 
 
-def namespace_hash(tenant, fingerprint, adapter, salt):
-    return hash_fields(b"kvtier-namespace-1", tenant.encode(), fingerprint, adapter.encode(),
-                       salt.encode())
+def namespace_hash(tenant, fingerprint, adapter, salt, domain="", probe=b""):
+    fields = [tenant.encode(), fingerprint, adapter.encode(), salt.encode()]
+    if not domain:
+        return hash_fields(b"kvtier-namespace-1", *fields)
+    return hash_fields(b"kvtier-namespace-2", *fields, domain.encode(), probe)
 
 
 def block_key(namespace, parent, token_ids, extra):
     return hash_fields(b"kvtier-block-1", namespace, parent, b"".join(map(u32, token_ids)), extra)
+
+
+def engine_block_key(namespace, engine_hash, extra):
+    return hash_fields(b"kvtier-engine-block-1", namespace, engine_hash, extra)
 
 
 class KeysTest(unittest.TestCase):
@@ -72,10 +78,28 @@ class KeysTest(unittest.TestCase):
                                bytes.fromhex(vector["extra"]))
             self.assertEqual(actual.hex(), vector["key"])
 
+    def test_namespaces_of_engines_with_hashes_of_their_own(self):
+        self.assertGreaterEqual(len(self.vectors["engine_namespaces"]), 3)
+        for vector in self.vectors["engine_namespaces"]:
+            actual = namespace_hash(vector["tenant"], bytes.fromhex(vector["layout_fingerprint"]),
+                                    vector["adapter"], vector["salt"], vector["hash_domain"],
+                                    bytes.fromhex(vector["probe"]))
+            self.assertEqual(actual.hex(), vector["namespace_hash"])
+
+    def test_keys_of_blocks_that_engines_hashed(self):
+        self.assertGreaterEqual(len(self.vectors["engine_blocks"]), 4)
+        for vector in self.vectors["engine_blocks"]:
+            actual = engine_block_key(bytes.fromhex(vector["namespace_hash"]),
+                                      bytes.fromhex(vector["engine_hash"]),
+                                      bytes.fromhex(vector["extra"]))
+            self.assertEqual(actual.hex(), vector["key"])
+
     def test_all_vectors_differ(self):
         hashes = ([v["fingerprint"] for v in self.vectors["layouts"]]
                   + [v["namespace_hash"] for v in self.vectors["namespaces"]]
-                  + [v["key"] for v in self.vectors["blocks"]])
+                  + [v["namespace_hash"] for v in self.vectors["engine_namespaces"]]
+                  + [v["key"] for v in self.vectors["blocks"]]
+                  + [v["key"] for v in self.vectors["engine_blocks"]])
         self.assertEqual(len(hashes), len(set(hashes)))
 
 

@@ -50,12 +50,16 @@ struct ClientOptions {
 };
 
 // A namespace this client opened. Cheap to copy; stays valid over daemon restarts (the client opens
-// it again in each new session). Keys are built with HashBlock(hash, ...).
+// it again in each new session). Keys are built with HashBlock(hash, ...) or, of an engine's own
+// hashes, with HashEngineBlock(hash, ...).
 struct Namespace {
   uint32_t client_idx = 0;
   NamespaceHash hash;
   LayoutFingerprint layout;
   uint32_t block_bytes = 0;
+  // Another engine of this tenant gave another probe for the same hash domain: what it stored is
+  // not found here. Its hashes have another seed, usually.
+  bool hash_domain_differs = false;
 };
 
 enum class Residency : uint8_t { kHbm = 1, kHost = 2, kNvme = 4 };
@@ -196,8 +200,10 @@ class Client {
   Client(const Client&) = delete;
   Client& operator=(const Client&) = delete;
 
+  // `hash_domain`: for an engine that brings its own block hashes.
   absl::StatusOr<Namespace> RegisterLayout(const Layout& layout, std::string_view adapter = {},
-                                           std::string_view salt = {});
+                                           std::string_view salt = {},
+                                           const HashDomain& hash_domain = {});
 
   // One byte (Residency bits) per block from the start of the chain, up to the first gap.
   absl::StatusOr<std::vector<uint8_t>> Lookup(const Namespace& ns, std::span<const Key> keys);

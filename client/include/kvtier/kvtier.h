@@ -112,6 +112,10 @@ typedef struct {
   uint32_t pp_rank;
   uint32_t pp_size;
   uint32_t raw_block_bytes;
+  /* kvtier::HashDomain; NULL: keys are those of kvtier_hash_block. */
+  const char* hash_domain;
+  const void* hash_probe;
+  size_t hash_probe_bytes;
 } kvtier_layout;
 
 /* A plain value, of the client that made it. */
@@ -164,6 +168,11 @@ int kvtier_hash_block(const kvtier_namespace* ns, const kvtier_key* parent,
                       const uint32_t* token_ids, size_t token_count, const void* extra,
                       size_t extra_bytes, kvtier_key* key);
 
+/* The key of a block that the engine has hashed itself, in a namespace with a hash domain. */
+int kvtier_hash_engine_block(const kvtier_namespace* ns, const void* engine_hash,
+                             size_t engine_hash_bytes, const void* extra, size_t extra_bytes,
+                             kvtier_key* key);
+
 /* `residency` has room for key_count bytes; `found_count` of them are written. */
 int kvtier_lookup(kvtier_client* client, const kvtier_namespace* ns, const kvtier_key* keys,
                   size_t key_count, uint8_t* residency, size_t* found_count, kvtier_error* error);
@@ -204,6 +213,10 @@ int kvtier_prefetch(kvtier_client* client, const kvtier_namespace* ns, const kvt
                     size_t key_count, kvtier_ticket* ticket, kvtier_error* error);
 int kvtier_get_ticket(kvtier_client* client, uint64_t ticket_id, kvtier_ticket* ticket,
                       kvtier_error* error);
+/* How a ticket that this client was given stands, without a call: kvtier::client::Ticket::Poll. */
+enum { KVTIER_TICKET_MOVING = 0, KVTIER_TICKET_DONE = 1, KVTIER_TICKET_ASK = 2 };
+/* `moved_block_count` may be NULL. One of the last 256 tickets; KVTIER_TICKET_ASK for any other. */
+int kvtier_poll_ticket(kvtier_client* client, uint64_t ticket_id, uint32_t* moved_block_count);
 int kvtier_cancel_prefetch(kvtier_client* client, uint64_t ticket_id, kvtier_error* error);
 
 /* `payloads` holds key_count blocks; `statuses` has room for as many bytes. */
