@@ -267,7 +267,8 @@ class StoreCoreModel::Impl {
     if (bystander_tier_ == kResidentHbm && slots_[0].degraded) return;  // lost
     ASSERT_EQ(found->residency.size(), 1U) << "lost to another tenant";
     EXPECT_EQ(found->residency[0] & bystander_tier_, bystander_tier_) << "moved for another tenant";
-    for (const TenantTierCounters& tier : core_->Tenants().tenants.at(kBystander).tiers) {
+    const TenantsReport report = core_->Tenants();
+    for (const TenantTierCounters& tier : report.tenants.at(kBystander).tiers) {
       EXPECT_EQ(tier.displaced_block_count, 0U);
     }
   }
