@@ -87,6 +87,9 @@ struct NvmeConfig {
   uint64_t scrub_bytes_per_second = 8ULL << 20;
   double high_watermark = 0.95;
   double low_watermark = 0.90;
+  // What goes wrong on the disk (tiers/nvme/fault_injection.h): a key that no list of keys names,
+  // of builds with KVTIER_FAULT_INJECTION.
+  std::string fault_injection;
 };
 
 struct PolicyConfig {

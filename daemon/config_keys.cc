@@ -385,6 +385,23 @@ std::string Environment(std::string_view name) {
   return variable;
 }
 
+constexpr std::string_view kFaultInjectionKey = "nvme.fault_injection";
+
+absl::Status SetFaultInjection([[maybe_unused]] const RawValue& value,
+                               [[maybe_unused]] Config* config) {
+#ifdef KVTIER_FAULT_INJECTION
+  if (value.kind != RawKind::kText && value.kind != RawKind::kString) {
+    return Invalid("%s: is not a text", kFaultInjectionKey);
+  }
+  config->nvme.fault_injection = value.text;
+  return absl::OkStatus();
+#else
+  return Invalid(
+      "%s: this kvtierd was built without it (KVTIER_FAULT_INJECTION), for it is a test's",
+      kFaultInjectionKey);
+#endif
+}
+
 }  // namespace
 
 std::string FormatReal(double real) {
@@ -402,6 +419,7 @@ bool IsConfigSection(std::string_view section) {
 }
 
 absl::Status SetConfigKey(std::string_view name, const RawValue& value, Config* config) {
+  if (name == kFaultInjectionKey) return SetFaultInjection(value, config);
   const auto key = std::find_if(Keys().begin(), Keys().end(),
                                 [&](const KeySpec& spec) { return spec.name == name; });
   if (key == Keys().end()) return UnknownKey(name);

@@ -52,6 +52,21 @@ TEST(ConfigTest, WhatIsPrintedIsWhatWasSet) {
   EXPECT_EQ(again->server.data_dir, config->server.data_dir);
 }
 
+TEST(ConfigTest, FaultsAreForTestsAndInNoList) {
+  const auto config = LoadFlag("nvme.fault_injection", "write 3 EIO");
+#ifdef KVTIER_FAULT_INJECTION
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->nvme.fault_injection, "write 3 EIO");
+  EXPECT_EQ(LoadToml("[nvme]\nfault_injection = 3").status().message().substr(0, 36),
+            "nvme.fault_injection: is not a text ");
+#else
+  EXPECT_THAT(std::string(config.status().message()),
+              HasSubstr("nvme.fault_injection: this kvtierd was built without it"));
+#endif
+  EXPECT_EQ(ConfigHelp().find("fault_injection"), std::string::npos);
+  EXPECT_EQ(PrintConfig(Config{}).find("fault_injection"), std::string::npos);
+}
+
 TEST(ConfigTest, PathsAreUtf8AsAFileCanSayThem) {
   for (const char* path : {"/\xff", "/\xc3", "/\xc3(", "/\xc0\xaf", "/\xed\xa0\x80", "/\xe2\x82",
                            "/\xf4\x90\x80\x80", "/\xf8\x88\x80\x80\x80", "/a\x80"}) {

@@ -34,6 +34,9 @@
 #include "proto/base/timed_wait.h"
 #include "tiers/cuda/cuda_tier.h"
 #include "tiers/cuda/real_driver.h"
+#ifdef KVTIER_FAULT_INJECTION
+#include "tiers/nvme/fault_injection.h"
+#endif
 
 namespace kvtier {
 namespace {
@@ -271,7 +274,21 @@ absl::StatusOr<std::unique_ptr<StripedTier>> Daemon::OpenNvme() {
   options.on_lost = [this](const NamespaceHash& namespace_hash, const Key& key) {
     OnNvmeBlockLost(namespace_hash, key);
   };
+  KVT_RETURN_IF_ERROR(InjectFaults(dirs.front()));
+  options.storage = faulty_storage_.get();
   return StripedTier::Create(dirs, options);
+}
+
+absl::Status Daemon::InjectFaults([[maybe_unused]] const std::string& dir) {
+#ifdef KVTIER_FAULT_INJECTION
+  const std::string& rules = config_.nvme.fault_injection;
+  if (rules.empty()) return absl::OkStatus();
+  auto storage = nvme::MakeFaultyStorage(rules, dir);
+  if (!storage.ok()) return Annotate(storage.status(), "nvme.fault_injection");
+  faulty_storage_ = std::move(storage).value();
+  Log(LogLevel::kWarning, "nvme fails as it is told to", {{"rules", rules}});
+#endif
+  return absl::OkStatus();
 }
 
 absl::Status Daemon::OpenStore() {

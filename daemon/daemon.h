@@ -26,6 +26,7 @@
 #include "tiers/cuda/driver.h"
 #include "tiers/memory/memory_tier.h"
 #include "tiers/memory/segment_keeper.h"
+#include "tiers/nvme/storage.h"
 #include "tiers/nvme/striped_tier.h"
 
 namespace kvtier {
@@ -69,6 +70,8 @@ class Daemon {
 
   absl::Status OpenTiers();
   absl::StatusOr<std::unique_ptr<StripedTier>> OpenNvme();
+  // nvme.fault_injection, with the first of its directories.
+  absl::Status InjectFaults(const std::string& dir);
   // Who is told of memory that nvme reads into and writes from.
   std::vector<SegmentObserver*> NvmeObservers() const;
   absl::StatusOr<std::unique_ptr<MappedTier>> OpenHbm();
@@ -111,6 +114,8 @@ class Daemon {
   absl::Status failure_ ABSL_GUARDED_BY(failure_mutex_);
   // Start is over, and Stop has not begun.
   bool serving_ ABSL_GUARDED_BY(failure_mutex_) = false;
+  // Null: the disk as it is.
+  std::unique_ptr<nvme::Storage> faulty_storage_;
   // Told of the memory of the next two.
   std::unique_ptr<StripedTier> nvme_;
   std::unique_ptr<MappedTier> hbm_;

@@ -50,6 +50,10 @@ class DaemonProcess {
   absl::Status Start();
   // Starts it and waits until it ends; its exit status.
   absl::StatusOr<int> RunToEnd(std::chrono::milliseconds timeout);
+  // Of one that ends by itself: its exit status.
+  absl::StatusOr<int> WaitForEnd(std::chrono::milliseconds timeout) {
+    return process_->Wait(timeout);
+  }
   void Kill9();
   // SIGTERM; its exit status.
   absl::StatusOr<int> Stop();

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "proto/base/check.h"
+#include "tiers/nvme/record.h"
 
 namespace kvtier::nvme {
 namespace {
@@ -16,7 +17,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr DiskState::NodeId kRoot = 0;
-constexpr uint64_t kPageBytes = 4096;
 constexpr uint64_t kSectorBytes = 512;
 
 std::string NameOf(const std::string& path) { return path.substr(path.rfind('/') + 1); }
