@@ -27,6 +27,8 @@ namespace {
 
 constexpr size_t kBlocks = 1;
 constexpr size_t kMeta = 2;
+// Of RocksDB's files that hold a name or an id.
+constexpr uint64_t kSmallFileBytesMax = 4096;
 constexpr char kFormatVersionKey[] = "format_version";
 constexpr char kProbeKey[] = "probe";
 constexpr char kSegmentBytesKey[] = "segment_bytes";
@@ -66,6 +68,7 @@ absl::Status CheckFolder(const std::string& path) {
   if (!fs::is_directory(folder)) return DataLoss("%s is no folder", path);
   bool is_empty = true;
   bool has_current = false;
+  fs::path identity;
   fs::directory_iterator it(path, error);
   for (; !error && it != fs::directory_iterator(); it.increment(error)) {
     const std::string name = it->path().filename().string();
@@ -75,8 +78,15 @@ absl::Status CheckFolder(const std::string& path) {
     }
     is_empty = false;
     has_current = has_current || name == "CURRENT";
+    const uint64_t file_bytes = it->file_size(error);
+    if (name == "CURRENT" && file_bytes > kSmallFileBytesMax) {
+      return DataLoss("%s has %d bytes", it->path().string(), file_bytes);
+    }
+    if (name == "IDENTITY" && file_bytes > kSmallFileBytesMax) identity = it->path();
   }
   if (error) return ErrnoStatus(error.value(), "list " + path);
+  // RocksDB would read it whole and write what is in it into each of its files; it makes another.
+  if (!identity.empty()) fs::remove(identity, error);
   // RocksDB would start over beside the files of the old database.
   if (!is_empty && !has_current) return DataLoss("%s: CURRENT is missing", path);
   return absl::OkStatus();

@@ -5,6 +5,7 @@
 #include <spdlog/spdlog.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <array>
@@ -27,7 +28,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr char kDamagedPrefix[] = "index.damaged-";
-constexpr size_t kDamagedKeptCount = 2;
 constexpr char kNewSuffix[] = ".new";
 
 std::optional<uint32_t> NumberOf(const std::string& text) {
@@ -225,9 +225,8 @@ absl::Status DataDir::KeepSpent(const WriteBudget::Spent& spent) {
   return SyncNames();
 }
 
-absl::StatusOr<std::string> DataDir::MoveIndexAside() {
+std::set<uint32_t> DataDir::AsideNumbers(std::error_code& error) const {
   std::set<uint32_t> numbers;
-  std::error_code error;
   fs::directory_iterator it(path_, error);
   for (; !error && it != fs::directory_iterator(); it.increment(error)) {
     const std::string name = it->path().filename().string();
@@ -236,22 +235,46 @@ absl::StatusOr<std::string> DataDir::MoveIndexAside() {
       numbers.insert(*number);
     }
   }
-  while (!error && numbers.size() >= kDamagedKeptCount) {
-    fs::remove_all(path_ + "/" + kDamagedPrefix + std::to_string(*numbers.begin()), error);
-    numbers.erase(numbers.begin());
+  return numbers;
+}
+
+std::string DataDir::AsidePath(uint32_t number) const {
+  return path_ + "/" + kDamagedPrefix + std::to_string(number);
+}
+
+absl::StatusOr<std::string> DataDir::MoveIndexAside() {
+  std::error_code error;
+  const std::set<uint32_t> numbers = AsideNumbers(error);
+  for (const uint32_t number : numbers) {
+    if (!error) fs::remove_all(AsidePath(number), error);
   }
-  const uint32_t number = numbers.empty() ? 1 : *numbers.rbegin() + 1;
-  std::string aside = path_ + "/" + kDamagedPrefix + std::to_string(number);
+  std::string aside = AsidePath(numbers.empty() ? 1 : *numbers.rbegin() + 1);
   if (error) return ErrnoStatus(error.value(), "move " + index_path() + " aside");
   KVT_RETURN_IF_ERROR(storage_.Rename(index_path(), aside));
   KVT_RETURN_IF_ERROR(SyncNames());
   return aside;
 }
 
-uint64_t DataDir::PhysicalBytes() const {
+bool DataDir::RemoveLargeAside(uint64_t bytes_max) {
+  std::error_code error;
+  uint64_t total_bytes = 0;
+  const std::set<uint32_t> numbers = AsideNumbers(error);
+  for (const uint32_t number : numbers) total_bytes += PhysicalBytesBelow(AsidePath(number));
+  if (total_bytes <= bytes_max) return false;
+  for (const uint32_t number : numbers) fs::remove_all(AsidePath(number), error);
+  return !error;
+}
+
+absl::StatusOr<uint64_t> DataDir::FreeBytes() const {
+  struct statvfs file_system = {};
+  if (statvfs(path_.c_str(), &file_system) != 0) return ErrnoStatus(errno, "statvfs " + path_);
+  return uint64_t{file_system.f_bavail} * file_system.f_frsize;
+}
+
+uint64_t DataDir::PhysicalBytesBelow(const std::string& path) {
   uint64_t total_bytes = 0;
   std::error_code error;
-  fs::recursive_directory_iterator it(path_, error);
+  fs::recursive_directory_iterator it(path, error);
   for (; !error && it != fs::recursive_directory_iterator(); it.increment(error)) {
     struct stat status = {};
     // Files may vanish meanwhile: RocksDB deletes its old ones.

@@ -7,8 +7,10 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
+#include <system_error>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -44,7 +46,7 @@ class PageMemory {
 //   written.new        exists while that is replaced
 //   grow               exists while the tier tries whether a full disk has room again
 //   index/             RocksDB
-//   index.damaged-N/   an index that did not open, kept for inspection (the last two)
+//   index.damaged-N/   an index that did not open, kept for inspection (the last, unless large)
 //   segments/NNNNNN.seg
 // Owns the lock and the open files. Thread-compatible. Blocks on small I/O.
 class DataDir {
@@ -89,13 +91,19 @@ class DataDir {
   // Durably and as a whole, or not.
   absl::Status KeepSpent(const WriteBudget::Spent& spent);
 
-  // Renames index/ to index.damaged-N, durably; returns the new path.
+  // Renames index/ to index.damaged-N, durably, instead of what was moved aside before; returns the
+  // new path.
   absl::StatusOr<std::string> MoveIndexAside();
   // Makes the names right below the directory durable: of index/ once it is made.
   absl::Status SyncNames() { return storage_.SyncFolder(path_); }
 
   // Bytes that the directory occupies on the file system.
-  uint64_t PhysicalBytes() const;
+  // Removes what was moved aside if it is larger than this, for the tier's capacity has no more
+  // room for it. True: it did.
+  bool RemoveLargeAside(uint64_t bytes_max);
+  uint64_t PhysicalBytes() const { return PhysicalBytesBelow(path_); }
+  // What this process may still write to the file system. UNAVAILABLE and others.
+  absl::StatusOr<uint64_t> FreeBytes() const;
 
  private:
   DataDir(std::string path, Storage& storage) : path_(std::move(path)), storage_(storage) {}
@@ -105,6 +113,10 @@ class DataDir {
 
   const std::string path_;
   Storage& storage_;
+  // The numbers of index.damaged-N.
+  std::set<uint32_t> AsideNumbers(std::error_code& error) const;
+  std::string AsidePath(uint32_t number) const;
+  static uint64_t PhysicalBytesBelow(const std::string& path);
   int lock_fd_ = -1;
   int probe_fd_ = -1;
   bool is_direct_ = false;

@@ -254,6 +254,8 @@ class NvmeTier::Impl final : public SegmentObserver {
   std::map<uint32_t, nvme::DataDir::SegmentFile> files_;  // until Recover
   uint64_t segment_bytes_ = 0;
   uint32_t segment_count_ = 0;
+  // Room for the index of a tier of this capacity.
+  uint64_t IndexBytes(uint64_t capacity_bytes) const;
   uint64_t recovered_count_ = 0;
   uint64_t dropped_count_ = 0;
   bool is_rebuilt_ = false;

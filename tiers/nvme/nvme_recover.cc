@@ -24,6 +24,8 @@ constexpr uint64_t kIndexBufferBytesMin = 64ULL << 10;
 constexpr uint64_t kIndexBufferBytesMax = 16ULL << 20;
 // Share of the capacity set aside for the index: its entries are about 2 % of the smallest records.
 constexpr uint64_t kIndexShare = 32;
+// Of that, what a damaged index that is kept aside may take.
+constexpr uint64_t kAsideShare = 2;
 constexpr size_t kRebuildBatchCount = 1000;
 constexpr uint64_t kSegmentCountMax = 999'999;
 
@@ -105,10 +107,11 @@ absl::Status NvmeTier::Impl::Open() {
     }
   }
   KVT_RETURN_IF_ERROR(OpenIndex());
-  // A compaction writes its output beside its input, and logs go when their buffers are written.
-  const uint64_t index_bytes =
-      std::max(options_.capacity_bytes / kIndexShare, 8 * IndexBufferBytes()) +
-      4 * IndexBufferBytes();
+  const uint64_t index_bytes = IndexBytes(options_.capacity_bytes);
+  if (dir_->RemoveLargeAside(index_bytes / kAsideShare)) {
+    spdlog::warn("nvme: {}: the damaged index is not kept: the capacity has no room for it",
+                 options_.dir);
+  }
   const uint64_t payload_bytes =
       options_.capacity_bytes > index_bytes ? options_.capacity_bytes - index_bytes : 0;
   const uint64_t segment_count = payload_bytes / segment_bytes_;
@@ -136,7 +139,7 @@ absl::Status NvmeTier::Impl::CheckSegmentCount(uint64_t segment_count, uint64_t 
                 : "lower segment_bytes");
   }
   if (segment_count > kSegmentCountMax) {
-    return FailedPrecondition(
+    const auto text = absl::StrFormat(
         "nvme: a capacity of %d bytes is %d segments of %d bytes, and may be %d: lower the "
         "capacity, or %s to %d",
         options_.capacity_bytes, segment_count, segment_bytes_, kSegmentCountMax,
@@ -144,8 +147,15 @@ absl::Status NvmeTier::Impl::CheckSegmentCount(uint64_t segment_count, uint64_t 
                   "segment_bytes"
                 : "raise segment_bytes",
         nvme::RoundUpToPage(options_.capacity_bytes / kSegmentCountMax));
+    // What is configured alone is wrong, or what is there does not go with it.
+    return is_kept ? FailedPrecondition("%s", text) : Invalid("%s", text);
   }
   return absl::OkStatus();
+}
+
+uint64_t NvmeTier::Impl::IndexBytes(uint64_t capacity_bytes) const {
+  // A compaction writes its output beside its input, and logs go when their buffers are written.
+  return std::max(capacity_bytes / kIndexShare, 8 * IndexBufferBytes()) + 4 * IndexBufferBytes();
 }
 
 uint64_t NvmeTier::Impl::IndexBufferBytes() const {

@@ -117,9 +117,9 @@ class NvmeTier final : public Tier {
   static constexpr uint64_t kSegmentBytesMin = 64ULL << 10;
 
   // Opens or creates the directory. Errors: INVALID_ARGUMENT (options), FAILED_PRECONDITION (in use
-  // by another process; newer format; capacity too small for the segments; io_uring asked for and
-  // refused), NOT_FOUND (no directory, or its parent is none), UNAVAILABLE or RESOURCE_EXHAUSTED
-  // (I/O). Blocks: a damaged index is made anew from all segments.
+  // by another process; newer format; capacity that does not go with the segments; io_uring asked
+  // for and refused), NOT_FOUND (no directory, or its parent is none), UNAVAILABLE or
+  // RESOURCE_EXHAUSTED (I/O). Blocks: a damaged index is made anew from all segments.
   static absl::StatusOr<std::unique_ptr<NvmeTier>> Create(const NvmeOptions& options);
   // Closes.
   ~NvmeTier() override;

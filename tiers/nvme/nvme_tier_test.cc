@@ -231,6 +231,41 @@ TEST_F(NvmeDamagedIndexTest, EmptyCurrentIsRebuilt) {
   EXPECT_TRUE(fs::exists(options_.dir + "/index.damaged-1"));
 }
 
+TEST_F(NvmeDamagedIndexTest, KeepsTheLastDamagedIndexOnly) {
+  Fill();
+  const std::string aside = options_.dir + "/index.damaged-";
+  for (int i = 1; i <= 3; ++i) {
+    SCOPED_TRACE(i);
+    WriteFile(options_.dir + "/index/CURRENT", "");
+    Open(/*is_exact=*/false);
+    ASSERT_TRUE(tier_->Stats().is_rebuilt);
+    EXPECT_TRUE(fs::exists(aside + std::to_string(i)));
+    EXPECT_FALSE(fs::exists(aside + std::to_string(i - 1)));
+    Close();
+  }
+  // It was kept, and then became more than there is room for.
+  WriteFile(aside + "3/large", std::string(1 << 20, 'x'));
+  Open(/*is_exact=*/false);
+  EXPECT_FALSE(fs::exists(aside + "3"));
+  ExpectAllReadable();
+}
+
+TEST_F(NvmeDamagedIndexTest, ALargeFileOfGarbageForTheIdentityIsNotRead) {
+  Fill();
+  const std::string identity = options_.dir + "/index/IDENTITY";
+  WriteFile(identity, std::string(8 << 20, '\xa5'));
+  Open();
+  EXPECT_FALSE(tier_->Stats().is_rebuilt);
+  EXPECT_LT(fs::file_size(identity), 4096U);
+  EXPECT_LT(DiskBytes(), options_.capacity_bytes);
+  ExpectAllReadable();
+  Close();
+  WriteFile(options_.dir + "/index/CURRENT", std::string(8 << 20, '\xa5'));
+  Open(/*is_exact=*/false);
+  EXPECT_TRUE(tier_->Stats().is_rebuilt);
+  ExpectAllReadable();
+}
+
 TEST_F(NvmeDamagedIndexTest, MissingCurrentIsRebuilt) {
   Fill();
   fs::remove(options_.dir + "/index/CURRENT");
@@ -415,6 +450,8 @@ TEST_F(NvmeTierTest, RefusesBadOptions) {
             absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(code_with([](NvmeOptions& options) { options.capacity_bytes = 3 << 20; }),
             absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(code_with([](NvmeOptions& options) { options.capacity_bytes = 1ULL << 50; }),
+            absl::StatusCode::kInvalidArgument);
 }
 
 TEST_F(NvmeTierTest, KeepsItsSegmentSizeAndShrinksWithItsCapacity) {
