@@ -185,11 +185,20 @@ absl::StatusOr<std::map<uint32_t, DataDir::SegmentFile>> DataDir::LoadSegments()
 }
 
 absl::Status DataDir::RemoveSegment(uint32_t segment_idx) {
-  if (const auto it = fds_.find(segment_idx); it != fds_.end()) {
-    close(it->second);
-    fds_.erase(it);
-  }
+  ForgetSegment(segment_idx);
   return storage_.Remove(SegmentPath(segment_idx));
+}
+
+void DataDir::ForgetSegment(uint32_t segment_idx) {
+  const auto it = fds_.find(segment_idx);
+  if (it == fds_.end()) return;
+  close(it->second);
+  fds_.erase(it);
+}
+
+bool DataDir::HasSegment(uint32_t segment_idx) const {
+  struct stat status = {};
+  return lstat(SegmentPath(segment_idx).c_str(), &status) == 0 || errno != ENOENT;
 }
 
 absl::StatusOr<int> DataDir::OpenGrowProbe() {

@@ -80,6 +80,10 @@ class DataDir {
   // Requires: SegmentFd gave one out.
   int OpenedFd(uint32_t segment_idx) const { return fds_.at(segment_idx); }
   absl::Status RemoveSegment(uint32_t segment_idx);
+  // Forgets the descriptor of a file that is not there any more.
+  void ForgetSegment(uint32_t segment_idx);
+  // There is a file of this name, or nobody can tell. On any thread.
+  bool HasSegment(uint32_t segment_idx) const;
   std::string SegmentPath(uint32_t segment_idx) const;
 
   // A file to try to allocate space in; removed again by RemoveGrowProbe.
@@ -94,13 +98,13 @@ class DataDir {
   // Renames index/ to index.damaged-N, durably, instead of what was moved aside before; returns the
   // new path.
   absl::StatusOr<std::string> MoveIndexAside();
+  // Removes what was moved aside if it is larger than this, for the tier's capacity has no more
+  // room for it. True: it did.
+  bool RemoveLargeAside(uint64_t bytes_max);
   // Makes the names right below the directory durable: of index/ once it is made.
   absl::Status SyncNames() { return storage_.SyncFolder(path_); }
 
   // Bytes that the directory occupies on the file system.
-  // Removes what was moved aside if it is larger than this, for the tier's capacity has no more
-  // room for it. True: it did.
-  bool RemoveLargeAside(uint64_t bytes_max);
   uint64_t PhysicalBytes() const { return PhysicalBytesBelow(path_); }
   // What this process may still write to the file system. UNAVAILABLE and others.
   absl::StatusOr<uint64_t> FreeBytes() const;
@@ -109,14 +113,14 @@ class DataDir {
   DataDir(std::string path, Storage& storage) : path_(std::move(path)), storage_(storage) {}
   absl::Status TakeLock();
   absl::Status OpenProbe();
-  std::string spent_path() const { return path_ + "/written"; }
-
-  const std::string path_;
-  Storage& storage_;
   // The numbers of index.damaged-N.
   std::set<uint32_t> AsideNumbers(std::error_code& error) const;
   std::string AsidePath(uint32_t number) const;
   static uint64_t PhysicalBytesBelow(const std::string& path);
+  std::string spent_path() const { return path_ + "/written"; }
+
+  const std::string path_;
+  Storage& storage_;
   int lock_fd_ = -1;
   int probe_fd_ = -1;
   bool is_direct_ = false;

@@ -17,6 +17,8 @@ namespace kvtier {
 namespace {
 
 constexpr std::chrono::seconds kRefreshInterval(1);
+// Names of segments that are looked up at once.
+constexpr int kLooksAtOnce = 256;
 
 }  // namespace
 
@@ -27,7 +29,7 @@ struct NvmeTier::Impl::CommitBatch {
 };
 
 bool NvmeTier::Impl::IndexHasWork() const {
-  if (!commits_.empty() || is_index_probe_wanted_ || is_io_done_) return true;
+  if (!commits_.empty() || is_index_probe_wanted_ || is_look_wanted_ || is_io_done_) return true;
   return !is_index_failed_ && (!frees_.empty() || !removals_.empty());
 }
 
@@ -35,15 +37,20 @@ void NvmeTier::Impl::IndexMain() {
   while (true) {
     CommitBatch batch;
     bool is_probing;
+    bool is_empty;
+    bool is_looking;
     {
       absl::MutexLock lock(&mutex_);
       mutex_.Await(absl::Condition(this, &Impl::IndexHasWork));
+      is_looking = std::exchange(is_look_wanted_, false);
       is_probing = std::exchange(is_index_probe_wanted_, false);
       if (!is_probing) batch = TakeBatch();
-      const bool is_empty =
-          batch.commits.empty() && batch.removals.empty() && batch.finished.empty();
-      if (is_empty && !is_probing && is_io_done_) return;
+      is_empty =
+          !is_probing && batch.commits.empty() && batch.removals.empty() && batch.finished.empty();
+      if (is_empty && is_io_done_) return;
     }
+    if (is_looking) LookForMissingSegments();
+    if (is_empty) continue;
     if (is_probing) {
       ProbeIndex();
     } else {
@@ -213,6 +220,49 @@ void NvmeTier::Impl::RefreshPhysicalBytes() {
   const uint64_t physical_bytes = dir_->PhysicalBytes();
   absl::MutexLock lock(&mutex_);
   physical_bytes_ = physical_bytes;
+}
+
+// Somebody may delete files of a running tier. What they held can still be read, but not after the
+// next start: it is dropped while its owner can still write it again.
+void NvmeTier::Impl::LookForMissingSegments() {
+  std::vector<uint32_t> looked_at;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (!is_recovered_ || is_closing_) return;
+    const uint32_t count = segments_->segment_count();
+    for (uint32_t i = 0; i < std::min<uint32_t>(count, kLooksAtOnce); ++i) {
+      next_looked_at_ = (next_looked_at_ + 1) % count;
+      if (segments_->HasFile(next_looked_at_)) looked_at.push_back(next_looked_at_);
+    }
+  }
+  std::erase_if(looked_at, [this](uint32_t segment_idx) { return dir_->HasSegment(segment_idx); });
+  std::vector<std::pair<NamespaceHash, Key>> lost;
+  uint32_t missing_count = 0;
+  for (const uint32_t segment_idx : looked_at) {
+    absl::MutexLock lock(&mutex_);
+    // It may be on its way to be made anew.
+    if (!segments_->HasFile(segment_idx)) continue;
+    for (auto& block : LoseSegment(segment_idx)) lost.push_back(block);
+    if (segments_->LoseFile(segment_idx)) ++missing_count;
+  }
+  if (missing_count > 0) {
+    spdlog::error("nvme: {}: {} segment files were deleted by somebody; {} blocks are dropped",
+                  options_.dir, missing_count, lost.size());
+  }
+  if (!options_.on_lost) return;
+  for (const auto& [namespace_hash, key] : lost) options_.on_lost(namespace_hash, key);
+}
+
+std::vector<std::pair<NamespaceHash, Key>> NvmeTier::Impl::LoseSegment(uint32_t segment_idx) {
+  std::vector<std::pair<NamespaceHash, Key>> lost;
+  for (const ReplicaId replica_id : replicas_.MembersOf(segment_idx)) {
+    const Replica& replica = replicas_.At(replica_id);
+    // One that moves comes to another segment, or is met again.
+    if (!IsScrubbable(replica, segment_idx)) continue;
+    lost.emplace_back(replicas_.NamespaceOf(replica), replica.key);
+    LoseReplica(replica_id);
+  }
+  return lost;
 }
 
 // The index has it too, with every batch: this is for the case that the index is lost.

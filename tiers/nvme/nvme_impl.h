@@ -19,6 +19,7 @@
 #include <span>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -197,6 +198,11 @@ class NvmeTier::Impl final : public SegmentObserver {
   void StartMoveWrite(std::unique_ptr<Move> move, const Location& at);
   void EndMove(ReplicaId replica_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void StopMoves(bool victim_is_bad) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // What others may do to the file system, and to our files, is looked at now and then.
+  void LookAround();
+  void RefreshRoom(bool may_lower);
+  // Closes the descriptors of files that somebody deleted, once nothing uses them any more.
+  void ForgetVanished() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void MaybeHeal();
   void HealProbe();
   void HealGrow();
@@ -214,6 +220,10 @@ class NvmeTier::Impl final : public SegmentObserver {
   void EndCommit(const Commit& commit) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ProbeIndex();
   void RefreshPhysicalBytes();
+  void LookForMissingSegments();
+  // Drops what is in a segment whose file is gone. The blocks.
+  std::vector<std::pair<NamespaceHash, Key>> LoseSegment(uint32_t segment_idx)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void KeepSpent(bool is_due_only) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // nvme_scrub.cc; CountWritten and Now on any thread, the others on the scrub's.
@@ -244,6 +254,8 @@ class NvmeTier::Impl final : public SegmentObserver {
   void DropExcessEntries(std::vector<nvme::IndexEntry>& entries, uint64_t capacity_bytes,
                          std::vector<nvme::IndexRemoval>& dropped) const;
   uint64_t IndexBufferBytes() const;
+  // Room for the index of a tier of this capacity.
+  uint64_t IndexBytes(uint64_t capacity_bytes) const;
   absl::Status CheckSegmentCount(uint64_t segment_count, uint64_t index_bytes) const;
   nvme::WriteBudget::Spent FindSpent();
 
@@ -254,8 +266,6 @@ class NvmeTier::Impl final : public SegmentObserver {
   std::map<uint32_t, nvme::DataDir::SegmentFile> files_;  // until Recover
   uint64_t segment_bytes_ = 0;
   uint32_t segment_count_ = 0;
-  // Room for the index of a tier of this capacity.
-  uint64_t IndexBytes(uint64_t capacity_bytes) const;
   uint64_t recovered_count_ = 0;
   uint64_t dropped_count_ = 0;
   bool is_rebuilt_ = false;
@@ -306,6 +316,7 @@ class NvmeTier::Impl final : public SegmentObserver {
   std::vector<Removal> removals_ ABSL_GUARDED_BY(mutex_);
   bool is_index_failed_ ABSL_GUARDED_BY(mutex_) = false;
   bool is_index_probe_wanted_ ABSL_GUARDED_BY(mutex_) = false;
+  bool is_look_wanted_ ABSL_GUARDED_BY(mutex_) = false;
   std::optional<absl::Status> index_probe_result_ ABSL_GUARDED_BY(mutex_);
   // Moves between the start of their read and their end.
   int move_count_ ABSL_GUARDED_BY(mutex_) = 0;
@@ -343,9 +354,13 @@ class NvmeTier::Impl final : public SegmentObserver {
   bool is_healing_ = false;
   bool has_grow_failed_ = false;
   Clock::time_point next_heal_;
+  Clock::time_point next_room_;
+  Clock::time_point next_look_;
+  bool has_said_limit_ = false;
 
   // The index thread's own.
   Clock::time_point next_refresh_;
+  uint32_t next_looked_at_ = 0;
 
   std::unique_ptr<nvme::WorkerPool> checkers_;
   std::jthread io_thread_;

@@ -33,8 +33,6 @@ constexpr int kBackgroundPart = 4;
 // Of reads ahead in flight: this keeps a disk busy, and a read that somebody waits for is behind no
 // more of them in the disk's own queue, which knows no order.
 constexpr uint64_t kAheadBytesMax = 8 << 20;
-// Only a bound on sleep; everything that needs the thread wakes it.
-constexpr int kIdleWaitMs = 10'000;
 
 NvmeFaultPoint FaultPointOf(IoKind kind) {
   switch (kind) {
@@ -103,17 +101,15 @@ absl::Status NvmeTier::Impl::StartEngine() {
 void NvmeTier::Impl::IoMain() {
   while (TakeQueues()) {
     ServeMemory();
+    LookAround();
     StartReads();
     StartWrites();
     StartMoves();
     StartMoveWrites();
     StartSync();
     MaybeHeal();
-    int wait_ms = kIdleWaitMs;
-    {
-      absl::MutexLock lock(&mutex_);
-      if (health_.degraded) wait_ms = options_.heal_interval_ms;
-    }
+    // Everything else that needs this thread wakes it.
+    int wait_ms = options_.heal_interval_ms;
     if (!injected_.empty() || std::exchange(wants_another_round_, false)) wait_ms = 0;
     std::vector<nvme::IoEngine::Completion> completed = engine_->Wait(wait_ms);
     for (auto& completion : injected_) completed.push_back(std::move(completion));
@@ -132,6 +128,7 @@ bool NvmeTier::Impl::TakeQueues() {
   }
   new_reads_.clear();
   TakeExpedited();
+  ForgetVanished();
   for (WriteRequest& request : new_writes_) writes_.push_back(std::move(request));
   new_writes_.clear();
   if (!is_closing_) return true;
@@ -311,12 +308,14 @@ absl::Status NvmeTier::Impl::CheckSource(const WriteRequest& request) {
 
 void NvmeTier::Impl::StartWrites() {
   is_write_waiting_ = false;
+  bool is_room_known = false;
   while (!writes_.empty() && background_count_ < BackgroundDepth()) {
     WriteRequest& front = writes_.front();
     if (!front.check) front.check = CheckSource(front);
     absl::Status refusal = *front.check;
     std::optional<Location> at;
     std::optional<nvme::SegmentTable::Activation> activation;
+    bool wants_room = false;
     if (refusal.ok()) {
       const uint64_t record_bytes = nvme::RecordBytes(front.meta.payload_bytes);
       absl::MutexLock lock(&mutex_);
@@ -324,7 +323,10 @@ void NvmeTier::Impl::StartWrites() {
         refusal = Unavailable("nvme: degraded: %s", health_.reason);
       } else if (segments_->IsActivating(Stream::kWrite)) {
         return;
-      } else if (at = segments_->Place(Stream::kWrite, record_bytes); !at) {
+      } else if (at = segments_->Place(Stream::kWrite, record_bytes);
+                 !at && !is_room_known && segments_->MayMakeFile()) {
+        wants_room = true;
+      } else if (!at) {
         activation = segments_->BeginActivation(Stream::kWrite, record_bytes, random_());
         if (!activation && is_closing_) {
           refusal = Unavailable("nvme: closing");
@@ -336,6 +338,11 @@ void NvmeTier::Impl::StartWrites() {
           return;
         }
       }
+    }
+    if (wants_room) {
+      RefreshRoom(/*may_lower=*/true);
+      is_room_known = true;
+      continue;
     }
     if (activation) {
       StartActivation(Stream::kWrite, *activation);

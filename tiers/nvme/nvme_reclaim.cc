@@ -27,6 +27,8 @@ constexpr uint64_t kZeroChunkBytes = 1 << 20;
 // Buffers of moves in flight; one move may be larger.
 constexpr int kMoveCountMax = 64;
 constexpr uint64_t kMoveBytesMax = 16 << 20;
+// Others write to the file system, too.
+constexpr std::chrono::milliseconds kRoomInterval(100);
 
 }  // namespace
 
@@ -43,6 +45,11 @@ void NvmeTier::Impl::StartActivation(Stream stream,
   auto job = std::make_unique<ActivationJob>();
   job->stream = stream;
   job->activation = activation;
+  {
+    // It may be one of them.
+    absl::MutexLock lock(&mutex_);
+    ForgetVanished();
+  }
   const auto fd = dir_->SegmentFd(activation.header.segment_idx);
   if (!fd.ok()) {
     FailActivation(*job, fd.status());
@@ -351,6 +358,49 @@ void NvmeTier::Impl::StopMoves(bool victim_is_bad) {
   if (victim_is_bad) segments_->ReleaseVictim(/*is_bad=*/true);
 }
 
+void NvmeTier::Impl::ForgetVanished() {
+  for (const uint32_t segment_idx : segments_->TakeVanished()) dir_->ForgetSegment(segment_idx);
+}
+
+void NvmeTier::Impl::LookAround() {
+  const Clock::time_point now = Clock::now();
+  if (now >= next_room_) {
+    next_room_ = now + kRoomInterval;
+    RefreshRoom(/*may_lower=*/false);
+  }
+  if (now >= next_look_) {
+    next_look_ = now + std::chrono::milliseconds(options_.heal_interval_ms);
+    absl::MutexLock lock(&mutex_);
+    is_look_wanted_ = true;
+  }
+}
+
+// Segments are made as long as one more would fit: of a file system that is smaller than the
+// capacity, or that others fill, the tier uses what there is. The capacity shrinks only when a
+// segment that is wanted does not fit: room that somebody takes for a while costs no block.
+void NvmeTier::Impl::RefreshRoom(bool may_lower) {
+  const auto free_bytes = dir_->FreeBytes();
+  if (!free_bytes.ok()) return;
+  uint64_t capacity_bytes = 0;
+  uint32_t limit = 0;
+  {
+    absl::MutexLock lock(&mutex_);
+    // Before, it is not known how many files there are.
+    if (!is_recovered_) return;
+    const uint64_t attainable_bytes = *free_bytes + segments_->file_count() * segment_bytes_;
+    const uint64_t index_bytes = IndexBytes(std::min(options_.capacity_bytes, attainable_bytes));
+    segments_->LimitFiles((*free_bytes - std::min(*free_bytes, index_bytes)) / segment_bytes_,
+                          may_lower);
+    limit = segments_->file_limit();
+    capacity_bytes = segments_->capacity_bytes();
+    if (limit >= segment_count_ || std::exchange(has_said_limit_, true)) return;
+  }
+  spdlog::warn(
+      "nvme: {}: the file system has room for {} of the {} segments that the capacity allows: "
+      "{} bytes of blocks",
+      options_.dir, limit, segment_count_, capacity_bytes);
+}
+
 void NvmeTier::Impl::MaybeHeal() {
   {
     absl::MutexLock lock(&mutex_);
@@ -443,6 +493,7 @@ void NvmeTier::Impl::EndHeal(const absl::Status& status) {
   is_healing_ = false;
   next_heal_ = Clock::now() + std::chrono::milliseconds(options_.heal_interval_ms);
   if (!status.ok()) return;
+  RefreshRoom(/*may_lower=*/false);
   {
     absl::MutexLock lock(&mutex_);
     // It failed while the rest was probed.

@@ -45,12 +45,14 @@ struct NvmeOptions {
   // Reads, and writes, accepted and not done; more are refused with RESOURCE_EXHAUSTED, ReadAhead
   // from half of it on.
   int queue_limit = 1024;
-  // Between attempts to leave the degraded state.
+  // Between attempts to leave the degraded state, and between looks for files that somebody
+  // deleted.
   int heal_interval_ms = 1000;
   // Every live record is read again and again at this rate, and verified; 0: never.
   uint64_t scrub_bytes_per_second = 0;
-  // Called on the scrub's thread for a block that it found damaged and dropped: reading it is
-  // DATA_LOSS from now on. May take its time, but must not close the tier.
+  // Called on a thread of the tier for a block that the scrub found damaged, or whose file somebody
+  // deleted, and that is dropped: reading it is DATA_LOSS from now on. May take its time, but must
+  // not close the tier.
   std::function<void(const NamespaceHash&, const Key&)> on_lost = {};
   // Bytes written to the files of segments in a day (UTC), moves and preparation included; what is
   // in flight then may exceed it. 0: no limit.
@@ -112,6 +114,8 @@ struct NvmeStats {
 // newer replica is recovered by the next process.
 // EIO, ENOSPC, EROFS and errors of RocksDB make the tier degraded: Reserve and Write answer
 // UNAVAILABLE, reads go on, and a probe every heal_interval_ms ends it once the disk works again.
+// On a file system with less room than capacity_bytes it uses what there is, and is degraded only
+// when that is less than five segments.
 class NvmeTier final : public Tier {
  public:
   static constexpr uint64_t kSegmentBytesMin = 64ULL << 10;

@@ -77,6 +77,56 @@ TEST_F(NvmeScrubTest, DisturbsNothingUnderChurn) {
   ExpectAllReadable();
 }
 
+class NvmeDeletedFileTest : public NvmeScrubTest {
+ protected:
+  NvmeDeletedFileTest() { options_.scrub_bytes_per_second = 0; }
+};
+
+TEST_F(NvmeDeletedFileTest, BlocksOfADeletedSegmentAreDroppedWhileTheTierRuns) {
+  Open();
+  PutMany(40, 60000);
+  // A sealed segment, and the one that is written to.
+  std::string sealed;
+  FindRecord(held_.at(1).block.meta, sealed);
+  std::string head;
+  FindRecord(held_.at(40).block.meta, head);
+  ASSERT_NE(sealed, head);
+  std::set<uint64_t> gone;
+  for (const auto& [seed, held] : held_) {
+    std::string path;
+    FindRecord(held.block.meta, path);
+    if (path == sealed || path == head) gone.insert(seed);
+  }
+  ASSERT_TRUE(std::filesystem::remove(sealed) && std::filesystem::remove(head));
+  AwaitLost(gone.size());
+  for (const uint64_t seed : gone) {
+    EXPECT_TRUE(lost_.contains(held_.at(seed).block.meta.key));
+    EXPECT_EQ(ReadAndCompare(*tier_, held_.at(seed).replica, held_.at(seed).block).code(),
+              absl::StatusCode::kDataLoss);
+    FreeHeld(seed);
+  }
+  EXPECT_EQ(lost_.size(), gone.size());
+  EXPECT_FALSE(tier_->Health().degraded);
+  ExpectAllReadable();
+  // Their room is used again, and more than the names are there.
+  PutMany(100, 60000);
+  ExpectAllReadable();
+  Open();
+  ExpectAllReadable();
+}
+
+TEST_F(NvmeDeletedFileTest, ATierThatLostAllItsFilesGoesOn) {
+  Open();
+  PutMany(40, 60000);
+  for (const std::string& path : SegmentPaths()) std::filesystem::remove(path);
+  AwaitLost(40);
+  while (!held_.empty()) FreeHeld(held_.begin()->first);
+  PutMany(40, 60000);
+  ExpectAllReadable();
+  Open();
+  ExpectAllReadable();
+}
+
 class NvmeBudgetTest : public NvmeTierTest {
  protected:
   NvmeBudgetTest() {

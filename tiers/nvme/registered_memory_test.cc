@@ -173,10 +173,17 @@ class Gate {
   }
   void Pass(std::span<std::byte> memory) {
     absl::MutexLock lock(&mutex_);
+    ++come_count_;
     mutex_.Await(
         absl::Condition(+[](int* allowed_count) { return *allowed_count > 0; }, &allowed_count_));
     --allowed_count_;
     passed_.push_back(memory.data());
+  }
+  // Until so many, those that passed among them, have come.
+  void AwaitCome(int count) {
+    absl::MutexLock lock(&mutex_);
+    const auto reached = [this, count] { return come_count_ >= count; };
+    mutex_.Await(absl::Condition(&reached));
   }
   void CountWake() {
     absl::MutexLock lock(&mutex_);
@@ -196,6 +203,7 @@ class Gate {
   absl::Mutex mutex_;
   // The tier's own buffers at first.
   int allowed_count_ ABSL_GUARDED_BY(mutex_) = 1;
+  int come_count_ ABSL_GUARDED_BY(mutex_) = 0;
   int wake_count_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<std::byte*> passed_ ABSL_GUARDED_BY(mutex_);
 };
@@ -241,7 +249,10 @@ TEST(MemoryOrderTest, MemoryThatLeavesGoesBeforeMemoryThatComes) {
   SegmentObserver& observer = (*nvme)->memory_observer();
   std::vector<PageBuffer> memory;
   for (int i = 0; i < 3; ++i) memory.emplace_back(kPage);
-  for (PageBuffer& buffer : memory) observer.OnMapped(buffer.bytes());
+  observer.OnMapped(memory[0].bytes());
+  gate.AwaitCome(2);
+  observer.OnMapped(memory[1].bytes());
+  observer.OnMapped(memory[2].bytes());
   std::jthread leaving([&] { observer.OnUnmapping(memory[2].bytes()); });
   gate.AwaitWakes(4);
   // The second would wait for ever.

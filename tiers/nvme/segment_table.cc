@@ -13,7 +13,8 @@ constexpr uint64_t kReclaimQuarters = 3;
 
 }  // namespace
 
-SegmentTable::SegmentTable(const Options& options) : options_(options) {
+SegmentTable::SegmentTable(const Options& options)
+    : options_(options), file_limit_(options.segment_count) {
   KVT_CHECK(options.segment_bytes >= 2 * kPageBytes && options.segment_bytes % kPageBytes == 0);
   KVT_CHECK(options.segment_bytes <= kSegmentBytesMax);
   KVT_CHECK(options.segment_count >= kSegmentCountMin);
@@ -54,16 +55,52 @@ void SegmentTable::FinishLoad() {
 
 uint32_t SegmentTable::reserve_count() const {
   // One left to moves, two heads; more makes emptying cheaper.
-  return std::max(3u, (options_.segment_count + 9) / 10);
+  return std::max(3u, (file_limit_ + 9) / 10);
+}
+
+void SegmentTable::LimitFiles(uint64_t more_count, bool may_lower) {
+  const uint64_t wanted_count = file_count_ + std::max<uint64_t>(more_count, free_.empty() ? 1 : 0);
+  const auto limit = static_cast<uint32_t>(
+      std::clamp<uint64_t>(wanted_count, kSegmentCountMin, options_.segment_count));
+  if (may_lower || limit > file_limit_) file_limit_ = limit;
+}
+
+bool SegmentTable::HasFile(uint32_t segment_idx) const {
+  const State state = segments_.at(segment_idx).state;
+  return state != State::kAbsent && state != State::kActivating;
+}
+
+bool SegmentTable::LoseFile(uint32_t segment_idx) {
+  KVT_CHECK(HasFile(segment_idx));
+  SealIfHead(segment_idx);
+  Segment& segment = segments_[segment_idx];
+  if (segment.is_missing) return false;
+  segment.is_missing = true;
+  segment.is_prepared = false;
+  segment.is_reopenable = false;
+  if (segment.state == State::kFree) {
+    std::erase(free_, segment_idx);
+    Vanish(segment_idx);
+  } else {
+    RecycleIfDone(segment_idx);
+  }
+  return true;
+}
+
+void SegmentTable::Vanish(uint32_t segment_idx) {
+  Segment& segment = segments_[segment_idx];
+  segment.state = State::kAbsent;
+  segment.is_missing = false;
+  --file_count_;
+  vanished_.push_back(segment_idx);
 }
 
 uint64_t SegmentTable::capacity_bytes() const {
-  return (options_.segment_count - reserve_count()) * room_bytes();
+  return (file_limit_ - reserve_count()) * room_bytes();
 }
 
 uint32_t SegmentTable::free_count() const {
-  const uint32_t creatable =
-      options_.segment_count > file_count_ ? options_.segment_count - file_count_ : 0;
+  const uint32_t creatable = file_limit_ > file_count_ ? file_limit_ - file_count_ : 0;
   return static_cast<uint32_t>(free_.size()) + creatable;
 }
 
@@ -95,7 +132,7 @@ std::optional<uint32_t> SegmentTable::TakeFree() {
     free_.pop_front();
     return segment_idx;
   }
-  if (file_count_ >= options_.segment_count) return std::nullopt;
+  if (file_count_ >= file_limit_) return std::nullopt;
   const auto absent = std::find_if(segments_.begin(), segments_.end(), [](const Segment& segment) {
     return segment.state == State::kAbsent;
   });
@@ -230,8 +267,12 @@ void SegmentTable::RecycleIfDone(uint32_t segment_idx) {
   if (segment.state != State::kSealed && segment.state != State::kVictim) return;
   if (segment.live_bytes > 0 || segment.uncommitted_count > 0 || segment.pin_count > 0) return;
   if (victim_ == segment_idx) victim_.reset();
-  segment.state = State::kFree;
   segment.is_bad = false;
+  if (segment.is_missing) {
+    Vanish(segment_idx);
+    return;
+  }
+  segment.state = State::kFree;
   free_.push_back(segment_idx);
 }
 
@@ -270,8 +311,7 @@ uint64_t SegmentTable::MoveRoom(uint32_t victim_idx) const {
 std::optional<uint32_t> SegmentTable::FindVictim(bool is_urgent) const {
   if (victim_) return std::nullopt;
   // Half of what the emptiest of equally filled segments must give at full capacity.
-  const uint64_t worthwhile_bytes =
-      room_bytes() * (reserve_count() - 2) / (options_.segment_count - 2) / 2;
+  const uint64_t worthwhile_bytes = room_bytes() * (reserve_count() - 2) / (file_limit_ - 2) / 2;
   const uint64_t gain_bytes_min = is_urgent ? 1 : worthwhile_bytes;
   std::optional<uint32_t> best;
   for (uint32_t i = 0; i < segments_.size(); ++i) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <deque>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "tiers/nvme/record.h"
@@ -36,7 +37,7 @@ class SegmentTable {
   struct Options {
     // Whole pages.
     uint64_t segment_bytes = 0;
-    // Files that may exist.
+    // Files that may exist; see LimitFiles.
     uint32_t segment_count = 0;
   };
   static constexpr uint32_t kSegmentCountMin = 5;
@@ -75,6 +76,21 @@ class SegmentTable {
   void Abandon(const Location& at, uint64_t record_bytes);
   // A committed record is not live any more.
   void Drop(const Location& at, uint64_t record_bytes);
+  // The file system has room for so many files more: capacity and free_count follow, down only if
+  // `may_lower`. Not counted below kSegmentCountMin files, nor below one more where none is free,
+  // which moves need: whoever makes that one finds out.
+  void LimitFiles(uint64_t more_count, bool may_lower);
+  // The next activation makes a file, or leaves one to be made by moves.
+  bool MayMakeFile() const { return free_.size() < 2 && file_count_ < file_limit_; }
+  uint32_t file_limit() const { return file_limit_; }
+
+  // Its file can be asked for: it is there, or was when it was last heard of.
+  bool HasFile(uint32_t segment_idx) const;
+  // Somebody took the file away. What is live in it is to be dropped; then it is absent, and its
+  // number comes with the next TakeVanished. Requires: HasFile. False: that was known.
+  bool LoseFile(uint32_t segment_idx);
+  std::vector<uint32_t> TakeVanished() { return std::exchange(vanished_, {}); }
+
   // Keeps the segment from being recycled: for reads, and until deletes are durable.
   void Pin(uint32_t segment_idx);
   void Unpin(uint32_t segment_idx);
@@ -97,6 +113,8 @@ class SegmentTable {
   bool is_busy() const { return uncommitted_count_ + pin_count_ > 0; }
   uint64_t live_bytes() const { return live_bytes_; }
   uint32_t file_count() const { return file_count_; }
+  // Segments are numbered below this.
+  uint32_t segment_count() const { return static_cast<uint32_t>(segments_.size()); }
   // Record bytes that can be live while emptying segments still gains room.
   uint64_t capacity_bytes() const;
   uint64_t room_bytes() const { return options_.segment_bytes - kPageBytes; }
@@ -109,6 +127,8 @@ class SegmentTable {
     // The file is whole and written over once.
     bool is_prepared = false;
     bool is_bad = false;
+    // Its file is gone.
+    bool is_missing = false;
     // Loaded with a good header: its rest can be appended to.
     bool is_reopenable = false;
     uint64_t sequence = 0;
@@ -137,14 +157,17 @@ class SegmentTable {
   bool MayWriteTakeFree() const;
   void Seal(Stream stream);
   void RecycleIfDone(uint32_t segment_idx);
+  void Vanish(uint32_t segment_idx);
 
   const Options options_;
   std::vector<Segment> segments_;
   // Longest free first: wear is even, and a bad place is met rarely.
   std::deque<uint32_t> free_;
+  std::vector<uint32_t> vanished_;
   Head heads_[2];
   std::optional<uint32_t> victim_;
   uint64_t next_sequence_ = 1;
+  uint32_t file_limit_;
   uint32_t file_count_ = 0;
   uint64_t live_bytes_ = 0;
   uint64_t uncommitted_count_ = 0;

@@ -48,6 +48,87 @@ TEST_F(SegmentTableTest, LeavesTheLastFreeSegmentToMoves) {
   EXPECT_TRUE(Append(table, Stream::kMove, kRecordBytes).has_value());
 }
 
+TEST_F(SegmentTableTest, MakesNoMoreFilesThanThereIsRoomFor) {
+  SegmentTable table({.segment_bytes = kSegmentBytes, .segment_count = 20});
+  const uint64_t whole_bytes = table.capacity_bytes();
+  std::vector<Location> placed;
+  const auto fill = [&] {
+    while (const auto at = Append(table, Stream::kWrite, kRecordBytes)) {
+      table.Commit(*at);
+      placed.push_back(*at);
+    }
+  };
+  table.LimitFiles(7, /*may_lower=*/true);
+  EXPECT_EQ(table.file_limit(), 7U);
+  EXPECT_LT(table.capacity_bytes(), whole_bytes);
+  fill();
+  EXPECT_EQ(table.file_count(), 6U) << "the last one is for moves";
+  // Others took the rest; the one for moves is still tried.
+  table.LimitFiles(0, /*may_lower=*/true);
+  EXPECT_EQ(table.file_limit(), 7U);
+  EXPECT_TRUE(Append(table, Stream::kMove, kRecordBytes).has_value());
+  EXPECT_EQ(table.file_count(), 7U);
+  for (int i = 0; i < 5; ++i) table.Drop(placed[static_cast<size_t>(i)], kRecordBytes);
+  table.LimitFiles(0, /*may_lower=*/true);
+  EXPECT_EQ(table.file_limit(), 7U) << "one is free now";
+  table.LimitFiles(0, /*may_lower=*/false);
+  table.LimitFiles(3, /*may_lower=*/false);
+  EXPECT_EQ(table.file_limit(), 10U);
+  table.LimitFiles(0, /*may_lower=*/false);
+  EXPECT_EQ(table.file_limit(), 10U) << "it was not wanted";
+  table.LimitFiles(1000, /*may_lower=*/false);
+  EXPECT_EQ(table.file_limit(), 20U);
+  EXPECT_EQ(table.capacity_bytes(), whole_bytes);
+  fill();
+  EXPECT_EQ(table.file_count(), 19U);
+}
+
+TEST_F(SegmentTableTest, AFileSystemForLessThanFiveFilesIsFoundOutByMakingThem) {
+  SegmentTable table({.segment_bytes = kSegmentBytes, .segment_count = 20});
+  table.LimitFiles(0, /*may_lower=*/true);
+  EXPECT_EQ(table.file_limit(), SegmentTable::kSegmentCountMin);
+  EXPECT_TRUE(Append(table, Stream::kWrite, kRecordBytes).has_value());
+}
+
+TEST_F(SegmentTableTest, AFileThatIsGoneIsAbsentOnceNothingUsesIt) {
+  SegmentTable table({.segment_bytes = kSegmentBytes, .segment_count = 6});
+  std::vector<Location> placed;
+  for (int i = 0; i < 7; ++i) {
+    placed.push_back(*Append(table, Stream::kWrite, kRecordBytes));
+    if (i != 6) table.Commit(placed.back());
+  }
+  const uint32_t sealed = placed[0].segment_idx;
+  const uint32_t head = placed[5].segment_idx;
+  ASSERT_NE(sealed, head);
+  EXPECT_TRUE(table.LoseFile(sealed));
+  EXPECT_FALSE(table.LoseFile(sealed)) << "that was known";
+  EXPECT_TRUE(table.LoseFile(head));
+  for (int i = 0; i < 5; ++i) table.Drop(placed[static_cast<size_t>(i)], kRecordBytes);
+  EXPECT_FALSE(table.HasFile(sealed));
+  EXPECT_TRUE(table.HasFile(head)) << "a record is on its way there";
+  EXPECT_EQ(table.TakeVanished(), std::vector<uint32_t>{sealed});
+  table.Drop(placed[5], kRecordBytes);
+  table.Abandon(placed[6], kRecordBytes);
+  EXPECT_EQ(table.TakeVanished(), std::vector<uint32_t>{head});
+  EXPECT_EQ(table.file_count(), 0U);
+  EXPECT_EQ(table.live_bytes(), 0U);
+  // Both are made anew.
+  const auto activation = table.BeginActivation(Stream::kWrite, kRecordBytes, 1);
+  ASSERT_TRUE(activation.has_value());
+  EXPECT_TRUE(activation->needs_prepare);
+}
+
+TEST_F(SegmentTableTest, AFreeFileThatIsGoneIsNotTaken) {
+  SegmentTable table({.segment_bytes = kSegmentBytes, .segment_count = 6});
+  const auto at = Append(table, Stream::kWrite, kRecordBytes);
+  table.Abandon(*at, kRecordBytes);
+  table.SealIfHead(at->segment_idx);
+  ASSERT_EQ(table.file_count(), 1U);
+  EXPECT_TRUE(table.LoseFile(at->segment_idx));
+  EXPECT_EQ(table.file_count(), 0U);
+  EXPECT_EQ(table.free_count(), 6U);
+}
+
 // Five full segments of six; one record of the second is freed, so that it can be emptied.
 class AlmostFullTableTest : public SegmentTableTest {
  protected:
