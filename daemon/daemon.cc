@@ -8,7 +8,6 @@
 #include <grpcpp/server_builder.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -325,7 +324,7 @@ absl::Status Daemon::OpenStore() {
   }
   WarnAboutDescriptors();
   if (nvme_ != nullptr) {
-    WarnAboutDisk();
+    WarnAboutDirectories();
     nvme_->StartRejoining([this](const StripedTier::Blocks& blocks) { OnNvmeJoined(blocks); });
   }
   return absl::OkStatus();
@@ -346,16 +345,16 @@ void Daemon::WarnAboutDescriptors() const {
       {{"limit", uint64_t{limit.rlim_cur}}, {"wanted", wanted_count}});
 }
 
-void Daemon::WarnAboutDisk() const {
-  // Directories of their own may lie on one file system or on several; they are the operator's.
-  if (!config_.nvme.dirs.empty()) return;
-  struct statvfs file_system{};
-  if (statvfs(config_.server.data_dir.c_str(), &file_system) != 0) return;
-  const uint64_t attainable_bytes =
-      uint64_t{file_system.f_bavail} * file_system.f_frsize + nvme_->Stats().physical_bytes;
-  if (attainable_bytes < config_.nvme.capacity_bytes) {
-    Log(LogLevel::kWarning, "nvme.capacity_bytes is more than the file system has; lower it",
-        {{"capacity_bytes", config_.nvme.capacity_bytes}, {"attainable_bytes", attainable_bytes}});
+void Daemon::WarnAboutDirectories() const {
+  struct stat root{};
+  if (stat("/", &root) != 0) return;
+  // The default lies where the system puts state; one that is named is meant to be a drive's.
+  for (const std::string& dir : SplitPaths(config_.nvme.dirs)) {
+    struct stat status{};
+    if (stat(dir.c_str(), &status) != 0 || status.st_dev != root.st_dev) continue;
+    Log(LogLevel::kWarning,
+        "a directory of nvme.dirs is on the root file system: is its drive mounted?",
+        {{"dir", dir}});
   }
 }
 

@@ -85,7 +85,7 @@ class Daemon {
   absl::Status OpenStore();
   // Says what of the disk an operator should look at.
   void WarnAboutDescriptors() const;
-  void WarnAboutDisk() const;
+  void WarnAboutDirectories() const;
   // A drive has come back.
   void OnNvmeJoined(const StripedTier::Blocks& blocks);
   absl::Status Listen();

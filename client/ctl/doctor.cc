@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "client/ctl/plan.h"
 #include "client/ctl/table.h"
@@ -145,6 +146,16 @@ Finding ExamineData(const DoctorPlan& plan, const DoctorFacts& facts) {
   return Good("data directory", found);
 }
 
+Finding ExamineDirs(const DoctorPlan& plan, const DoctorFacts& facts) {
+  if (plan.nvme_dirs.empty()) return Good("nvme drives", "below the data directory");
+  if (facts.dirs_on_root.empty()) return Good("nvme drives", "not on the root file system");
+  std::string dirs;
+  for (const std::string& dir : facts.dirs_on_root) dirs += (dirs.empty() ? "" : ", ") + dir;
+  return Warning("nvme drives", dirs + " on the root file system",
+                 "mount the drive that nvme.dirs means, before kvtierd starts: "
+                 "RequiresMountsFor= in the unit");
+}
+
 Finding ExamineDirect(const DoctorFacts& facts) {
   if (facts.direct_errno == 0) return Good("O_DIRECT", "works");
   return Warning("O_DIRECT", std::strerror(facts.direct_errno),
@@ -266,6 +277,10 @@ absl::StatusOr<DoctorPlan> ReadDoctorPlan(std::string_view toml_text) {
   KVT_RETURN_IF_ERROR(ReadBytes(config, "host.segment_bytes", &plan.host_segment_bytes));
   KVT_RETURN_IF_ERROR(ReadBytes(config, "nvme.segment_bytes", &plan.nvme_segment_bytes));
   plan.nvme_enabled = config.at_path("nvme.enabled").value_or(plan.nvme_enabled);
+  std::string dirs;
+  ReadText(config, "nvme.dirs", &dirs);
+  std::istringstream each(dirs);
+  for (std::string dir; std::getline(each, dir, ':');) plan.nvme_dirs.push_back(dir);
   std::string huge_pages;
   ReadText(config, "host.huge_pages", &huge_pages);
   plan.reserved_huge_pages = huge_pages == "reserved";
@@ -279,6 +294,7 @@ std::vector<Finding> Examine(const DoctorPlan& plan, const DoctorFacts& facts) {
                                    ExamineRunDir(plan, facts),  ExamineClock(facts)};
   if (plan.nvme_enabled) {
     findings.push_back(ExamineData(plan, facts));
+    findings.push_back(ExamineDirs(plan, facts));
     findings.push_back(ExamineDirect(facts));
     findings.push_back(ExamineUring(facts));
     findings.push_back(ExamineDisk(facts));

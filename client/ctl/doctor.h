@@ -26,6 +26,8 @@ struct DoctorPlan {
   uint64_t host_segment_bytes = 32ULL << 20;
   uint64_t nvme_segment_bytes = 64ULL << 20;
   bool nvme_enabled = true;
+  // Empty: below data_dir.
+  std::vector<std::string> nvme_dirs = {};
   bool reserved_huge_pages = false;
 };
 
@@ -53,6 +55,8 @@ struct DoctorFacts {
   std::string data_error;
   std::string file_system;
   uint64_t data_free_bytes = 0;
+  // Of the directories that are named for nvme.
+  std::vector<std::string> dirs_on_root = {};
   // 0: O_DIRECT works.
   int direct_errno = 0;
   // 0: not measured.

@@ -211,6 +211,17 @@ void GatherData(const DoctorPlan& plan, bool measures_disk, DoctorFacts* facts) 
   close(direct);
 }
 
+void GatherDirs(const DoctorPlan& plan, DoctorFacts* facts) {
+  struct stat root{};
+  if (stat("/", &root) != 0) return;
+  for (const std::string& dir : plan.nvme_dirs) {
+    struct stat status{};
+    if (stat(ExistingPart(dir).c_str(), &status) == 0 && status.st_dev == root.st_dev) {
+      facts->dirs_on_root.push_back(dir);
+    }
+  }
+}
+
 void GatherRunDir(const DoctorPlan& plan, DoctorFacts* facts) {
   const std::string folder = ExistingPart(plan.run_dir);
   if (access(folder.c_str(), W_OK | X_OK) != 0) {
@@ -280,7 +291,10 @@ DoctorFacts GatherFacts(const DoctorPlan& plan, bool measures_disk) {
   GatherControlGroup(&facts);
   GatherNodes(&facts);
   GatherUring(&facts);
-  if (plan.nvme_enabled) GatherData(plan, measures_disk, &facts);
+  if (plan.nvme_enabled) {
+    GatherData(plan, measures_disk, &facts);
+    GatherDirs(plan, &facts);
+  }
   GatherRunDir(plan, &facts);
   GatherClock(&facts);
   if (plan.device == "cuda") GatherCuda(&facts);

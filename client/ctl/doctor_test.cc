@@ -107,6 +107,11 @@ INSTANTIATE_TEST_SUITE_P(
               [](DoctorPlan* plan, DoctorFacts*) { plan->nvme_bytes = 2ULL << 40; }},
         Fault{"data directory", Verdict::kWarning, "ext4 or xfs",
               [](DoctorPlan*, DoctorFacts* facts) { facts->file_system = "overlay"; }},
+        Fault{"nvme drives", Verdict::kWarning, "RequiresMountsFor=",
+              [](DoctorPlan* plan, DoctorFacts* facts) {
+                plan->nvme_dirs = {"/mnt/a", "/mnt/b"};
+                facts->dirs_on_root = {"/mnt/b"};
+              }},
         Fault{"O_DIRECT", Verdict::kWarning, "page cache",
               [](DoctorPlan*, DoctorFacts* facts) { facts->direct_errno = EINVAL; }},
         Fault{"disk speed", Verdict::kWarning, "recomputing",
@@ -161,7 +166,7 @@ TEST(DoctorTest, ReadsTheDaemonsConfiguration) {
   const auto plan = ReadDoctorPlan(
       "[server]\ndata_dir = \"/data\"\n[hbm]\ndevice = \"cuda\"\ncapacity_bytes = \"2 GiB\"\n"
       "[host]\ncapacity_bytes = 4096\nsegment_bytes = \"1 GiB\"\nhuge_pages = "
-      "\"reserved\"\n[nvme]\nenabled = false\n");
+      "\"reserved\"\n[nvme]\nenabled = false\ndirs = \"/mnt/a:/mnt/b\"\n");
   ASSERT_TRUE(plan.ok()) << plan.status();
   EXPECT_EQ(plan->data_dir, "/data");
   EXPECT_EQ(plan->run_dir, DoctorPlan().run_dir);
@@ -172,6 +177,7 @@ TEST(DoctorTest, ReadsTheDaemonsConfiguration) {
   EXPECT_EQ(plan->hbm_segment_bytes, DoctorPlan().hbm_segment_bytes);
   EXPECT_TRUE(plan->reserved_huge_pages);
   EXPECT_FALSE(plan->nvme_enabled);
+  EXPECT_EQ(plan->nvme_dirs, (std::vector<std::string>{"/mnt/a", "/mnt/b"}));
   for (const char* bad : {"[hbm", "[hbm]\ncapacity_bytes = true", "[hbm]\ncapacity_bytes = \"x\"",
                           "[hbm]\ncapacity_bytes = -1"}) {
     EXPECT_EQ(ReadDoctorPlan(bad).status().code(), absl::StatusCode::kInvalidArgument) << bad;
@@ -182,9 +188,12 @@ TEST(DoctorTest, GathersFromThisMachine) {
   DoctorPlan plan;
   plan.data_dir = ::testing::TempDir() + "/not/there/yet";
   plan.run_dir = ::testing::TempDir();
+  // "/" is on the root file system, /proc is not.
+  plan.nvme_dirs = {"/", "/proc"};
   const DoctorFacts facts = GatherFacts(plan, false);
   EXPECT_GT(facts.memory_bytes, 0U);
   EXPECT_GE(facts.memory_bytes, facts.available_bytes);
+  EXPECT_EQ(facts.dirs_on_root, std::vector<std::string>{"/"});
   EXPECT_GT(facts.descriptor_max, 0U);
   EXPECT_GE(facts.numa_node_count, 1U);
   EXPECT_EQ(facts.data_error, "");

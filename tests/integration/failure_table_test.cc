@@ -303,6 +303,39 @@ TEST_F(FailureTableTest, ADiskThatIsFullAtTheStartJoinsOnceItHasRoom) {
   daemon_->Kill9();
 }
 
+TEST_F(FailureTableTest, NamedDirectoriesOnTheRootFileSystemAreWarnedOf) {
+  std::string parent = ::testing::TempDir() + "/kvtier-dirs-XXXXXX";
+  ASSERT_NE(mkdtemp(parent.data()), nullptr);
+  struct stat status{};
+  struct stat root_status{};
+  ASSERT_TRUE(stat(parent.c_str(), &status) == 0 && stat("/", &root_status) == 0);
+  StartDaemon({"--nvme.dirs=" + parent + "/nvme"});
+  const std::string log = daemon_->Log();
+  const size_t at = log.find("is on the root file system: is its drive mounted?");
+  EXPECT_EQ(at != std::string::npos, status.st_dev == root_status.st_dev) << log;
+  EXPECT_EQ(log.find("is on the root file system", at + 1), std::string::npos) << "once";
+  daemon_->Kill9();
+  std::filesystem::remove_all(parent);
+}
+
+TEST_F(FailureTableTest, DeletedSegmentsAreMissesWhileTheDaemonRuns) {
+  StartDaemon();
+  Put(400);
+  FlushToNvme(*daemon_);
+  for (const auto& path : FilesBelow(daemon_->data_dir(), ".seg")) std::filesystem::remove(path);
+  EXPECT_TRUE(Eventually(milliseconds(20'000), [&] {
+    return daemon_->Log().find("segment files were deleted by somebody") != std::string::npos;
+  }));
+  const ReadBack read = Check(400);
+  EXPECT_EQ(read.wrong, 0U);
+  EXPECT_GT(read.missing, 200U) << "only memory has some of them";
+  Put(400);
+  FlushToNvme(*daemon_);
+  daemon_->Kill9();
+  ASSERT_TRUE(daemon_->Start().ok());
+  EXPECT_EQ(Check(400).right, 400U);
+}
+
 TEST_F(FailureTableTest, IndexDamagedIsSetAsideAndRebuiltFromRecords) {
   StartDaemon();
   Put(400);
