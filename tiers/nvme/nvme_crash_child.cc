@@ -172,7 +172,7 @@ int RunWithoutIoUring(const std::string& dir) {
                       .capacity_bytes = 12 << 20,
                       .segment_bytes = 1 << 20,
                       .io_engine = NvmeIoEngine::kIoUring};
-  KVT_CHECK(NvmeTier::Create(options).status().code() == absl::StatusCode::kUnavailable);
+  KVT_CHECK(NvmeTier::Create(options).status().code() == absl::StatusCode::kFailedPrecondition);
   std::unique_ptr<NvmeTier> tier = OpenTier(dir);
   KVT_CHECK(tier->Recover([](const BlockMeta&, ReplicaId) {}).ok());
   const TestBlock block = MakeBlock(1, 100000);
