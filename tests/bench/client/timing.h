@@ -1,15 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cstddef>
-#include <vector>
+#include <utility>
 
 #include "tests/bench/tiers/meter.h"
 
 namespace kvtier::bench {
-
-// The value that `share` (0.99) of the values do not exceed. Requires: not empty.
-double Percentile(std::vector<double> values, double share);
 
 // Wall seconds of one call of `act`.
 template <typename Act>

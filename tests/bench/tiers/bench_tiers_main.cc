@@ -25,7 +25,7 @@ constexpr char kUsage[] =
     "O_DIRECT\n"
     "                 ($TMPDIR or /tmp)\n"
     "  --quick        little data, one round: does it run at all; the figures mean nothing\n"
-    "  --only PART    speed, blobs, memory, churn, lookup or start\n"
+    "  --only PART    speed, order, blobs, memory, churn, lookup or start\n"
     "  --blocks N     in the indexes of lookup and start (1000000)\n"
     "  --block-kib N  of speed, the blocks of N KiB alone (64, 256, 1024 or 4096)\n"
     "  --json         for programs; FILE of --check is such output\n"
@@ -136,6 +136,7 @@ std::vector<Row> RunAll(const Flags& flags) {
       MeasureSpeed(here, kib << 10, /*has_limits=*/kib == 1024, &rows);
     });
   }
+  InFolder(flags, settings, "order", [&](const Settings& here) { MeasureOrder(here, &rows); });
   InFolder(flags, settings, "blobs",
            [&](const Settings& here) { MeasureBlobStore(here, 1 << 20, &rows); });
   InFolder(flags, settings, "memory",

@@ -20,6 +20,8 @@ uint64_t MallocBytes();
 
 // Requires: not empty.
 double Median(std::vector<double> values);
+// The value that `share` (0.99) of the values do not exceed. Requires: not empty.
+double Percentile(std::vector<double> values, double share);
 
 // "AMD EPYC 9005, 2 cores, ext4" for what runs this and what `dir` lies on.
 std::string MachineName(const std::string& dir);

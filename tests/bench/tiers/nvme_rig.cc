@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/synchronization/notification.h"
 #include "tests/bench/tiers/meter.h"
 
 namespace kvtier::bench {
@@ -108,6 +109,62 @@ void NvmeRig::Read(std::span<const uint64_t> blocks, int depth) {
                 [this, place](const absl::Status& status) { GivePlace(place, status); });
   }
   AwaitAll();
+}
+
+void NvmeRig::ReadOne(uint64_t block) {
+  const BlockMeta meta = MetaOf(block);
+  const int place = TakePlace(kDepthMax);
+  absl::Notification done;
+  nvme_->Read(index_.at(meta.key), meta, host_->targets[static_cast<size_t>(place)].bytes,
+              [&](const absl::Status& status) {
+                MustBeOk(status);
+                done.Notify();
+              });
+  done.WaitForNotification();
+  GivePlace(place, absl::OkStatus());
+}
+
+void NvmeRig::KeepReading(int depth, bool is_ahead, uint64_t seed) {
+  is_kept_ahead_ = is_ahead;
+  {
+    absl::MutexLock lock(&mutex_);
+    is_reading_ = true;
+    random_.seed(seed);
+  }
+  for (int i = 0; i < depth; ++i) StartKept(TakePlace(kDepthMax));
+}
+
+void NvmeRig::StopReading() {
+  {
+    absl::MutexLock lock(&mutex_);
+    is_reading_ = false;
+  }
+  AwaitAll();
+}
+
+void NvmeRig::StartKept(int place) {
+  uint64_t block = 0;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (is_reading_) {
+      block = random_() % index_.size();
+    } else {
+      free_places_.push_back(place);
+      return;
+    }
+  }
+  const BlockMeta meta = MetaOf(block);
+  const ReplicaId replica = index_.at(meta.key);
+  const std::span<std::byte> target = host_->targets[static_cast<size_t>(place)].bytes;
+  const auto next = [this, place](const absl::Status& status) {
+    MustBeOk(status);
+    StartKept(place);
+  };
+  if (is_kept_ahead_) {
+    nvme_->ReadAhead(replica, meta, target, next);
+  } else {
+    nvme_->Read(replica, meta, target, next);
+  }
 }
 
 void NvmeRig::AwaitFrees() {

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <random>
 #include <span>
 #include <string>
 #include <vector>
@@ -39,6 +40,13 @@ class NvmeRig {
   void Write(std::span<const uint64_t> blocks, int depth);
   // Verified by the tier, `depth` in flight.
   void Read(std::span<const uint64_t> blocks, int depth);
+  // One block, in one of the places in flight.
+  void ReadOne(uint64_t block);
+  // Keeps `depth` reads of the blocks 0 to the number written in flight, drawn from `seed`, until
+  // StopReading, which waits for the last. They are read ahead, or as Read reads. Requires:
+  // depth < kDepthMax, and that no block is written or freed meanwhile.
+  void KeepReading(int depth, bool is_ahead, uint64_t seed);
+  void StopReading();
   // Starts one write as soon as fewer than `depth` are in flight.
   void StartWrite(uint64_t block, int depth);
   void AwaitAll();
@@ -56,6 +64,8 @@ class NvmeRig {
   // An unused place in flight below `depth`.
   int TakePlace(int depth);
   void GivePlace(int place, const absl::Status& status);
+  // The next one of KeepReading, into this place.
+  void StartKept(int place);
 
   const RigOptions options_;
   std::unique_ptr<NvmeTier> nvme_;
@@ -64,6 +74,10 @@ class NvmeRig {
   absl::flat_hash_map<Key, ReplicaId> index_;
   absl::Mutex mutex_;
   std::vector<int> free_places_ ABSL_GUARDED_BY(mutex_);
+  // Of KeepReading.
+  bool is_kept_ahead_ = false;
+  bool is_reading_ ABSL_GUARDED_BY(mutex_) = false;
+  std::mt19937_64 random_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace kvtier::bench

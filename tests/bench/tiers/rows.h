@@ -34,6 +34,8 @@ void MeasureSpeed(const Settings& settings, uint32_t block_bytes, bool has_limit
 void MeasureBlobStore(const Settings& settings, uint32_t block_bytes, std::vector<Row>* rows);
 // Copies between hbm on the cpu device and host.
 void MeasureMemory(const Settings& settings, uint32_t block_bytes, std::vector<Row>* rows);
+// The time of a read that somebody waits for while much is read ahead.
+void MeasureOrder(const Settings& settings, std::vector<Row>* rows);
 // Bytes written to the device for each byte of payload while segments are emptied.
 void MeasureChurn(const Settings& settings, std::vector<Row>* rows);
 // Time of finding the blocks of a chain where the store keeps them.
