@@ -253,7 +253,8 @@ class StoreCore::Impl {
   void EndLeases(Session* session);
   void FreeQuarantine(Session* session);
   absl::StatusOr<NamespaceIdx> OpenNamespace(SessionId session, const NamespaceSpec& spec);
-  NamespaceIdx AddNamespace(const NamespaceSpec& spec);
+  // RESOURCE_EXHAUSTED (LIMIT_REACHED).
+  absl::StatusOr<NamespaceIdx> AddNamespace(const NamespaceSpec& spec);
   absl::Status CheckWaiterRoom() const;
   uint64_t NextId() { return next_id_++; }
 

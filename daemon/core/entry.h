@@ -19,13 +19,30 @@ inline constexpr size_t kNowhere = kTierCount;
 
 enum class EntryState : uint8_t { kUnused, kGhost, kPending, kCommitted };
 
+// Namespaces are numbered below this.
+inline constexpr uint32_t kNamespaceCountMax = 1U << 24;
+
 // What the core knows of a block. There are millions: two cache lines, of which the first is all
-// that finding one reads. What few blocks have at a time (a filler, a transfer, readers) is kept
-// beside them, and a bit here; what all blocks of a namespace share is in its NamespaceSpec.
+// that Lookup reads, which waits for memory more than for anything else. What few blocks have at a
+// time (a filler, a transfer, readers) is kept beside them, and a bit here; what all blocks of a
+// namespace share is in its NamespaceSpec.
 struct alignas(64) Entry {
   Key key = {};
   std::array<ReplicaId, kTierCount> replica{};
-  NamespaceIdx ns = 0;
+  uint32_t ns : 24 = 0;
+  EntryState state : 2 = EntryState::kUnused;
+  // To be dropped as soon as no lease and no transfer touches it; invisible until then.
+  bool doomed : 1 = false;
+  // Only its memory replica is bad: dropping it leaves the one on nvme.
+  bool keeps_nvme : 1 = false;
+  // Read ahead and not used since.
+  bool prefetched : 1 = false;
+  // Tickets keep it in memory (held_count_).
+  bool is_held : 1 = false;
+  // A transfer of it is under way (jobs_).
+  bool in_transfer : 1 = false;
+  // Acquire calls wait for it to come from nvme (readers_of_).
+  bool has_readers : 1 = false;
   // The next one of its chain in the index, or of the unused ones.
   EntryIdx next = kNoEntry;
 
@@ -43,19 +60,6 @@ struct alignas(64) Entry {
   uint32_t active_count = 0;
   uint32_t lease_count = 0;
   uint32_t use_count = 0;
-  EntryState state : 2 = EntryState::kUnused;
-  // To be dropped as soon as no lease and no transfer touches it; invisible until then.
-  bool doomed : 1 = false;
-  // Only its memory replica is bad: dropping it leaves the one on nvme.
-  bool keeps_nvme : 1 = false;
-  // Read ahead and not used since.
-  bool prefetched : 1 = false;
-  // Tickets keep it in memory (held_count_).
-  bool is_held : 1 = false;
-  // A transfer of it is under way (jobs_).
-  bool in_transfer : 1 = false;
-  // Acquire calls wait for it to come from nvme (readers_of_).
-  bool has_readers : 1 = false;
   // What the policy was last told: an older use; an active context.
   bool rank_is_old : 1 = false;
   bool ranked_active : 1 = false;

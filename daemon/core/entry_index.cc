@@ -37,6 +37,7 @@ EntryIdx EntryIndex::Find(NamespaceIdx ns, const Key& key) const {
 }
 
 EntryIdx EntryIndex::Add(NamespaceIdx ns, const Key& key) {
+  KVT_CHECK(ns < kNamespaceCountMax);
   EntryIdx idx = first_unused_;
   if (idx == kNoEntry) {
     KVT_CHECK(entries_.size() < kNoEntry);
@@ -50,7 +51,7 @@ EntryIdx EntryIndex::Add(NamespaceIdx ns, const Key& key) {
   Entry& entry = entries_[idx];
   entry = Entry();
   entry.key = key;
-  entry.ns = ns;
+  entry.ns = ns & (kNamespaceCountMax - 1);
   entry.state = EntryState::kGhost;
   entry.next = first;
   first = idx;

@@ -27,13 +27,14 @@ class EntryIndex {
   size_t entry_count() const { return entry_count_; }
 
   EntryIdx Find(NamespaceIdx ns, const Key& key) const;
-  // A ghost without parent. Requires: there is none of this key in this namespace.
+  // A ghost without parent. Requires: there is none of this key in this namespace, and `ns` is
+  // below kNamespaceCountMax.
   EntryIdx Add(NamespaceIdx ns, const Key& key);
   // Its index may be another's afterwards.
   void Remove(EntryIdx idx);
 
-  // Find for each of `keys` in turn, until `visit(EntryIdx)` returns false. What the next ones need
-  // is under way from memory meanwhile. `visit` neither adds nor removes.
+  // Find for each of `keys` in turn, until `visit(EntryIdx)` returns false. The first cache line of
+  // the next ones is under way from memory meanwhile. `visit` neither adds nor removes.
   template <typename Visit>
   void FindEach(NamespaceIdx ns, std::span<const Key> keys, Visit visit) const;
 
@@ -75,7 +76,6 @@ void EntryIndex::FindEach(NamespaceIdx ns, std::span<const Key> keys, Visit visi
       const EntryIdx first = buckets_[buckets[followed_count % kBucketsAhead]];
       if (first == kNoEntry) continue;
       __builtin_prefetch(&entries_[first]);
-      __builtin_prefetch(&entries_[first].child_count);
     }
     if (!visit(FindIn(buckets[i % kBucketsAhead], ns, keys[i]))) return;
   }

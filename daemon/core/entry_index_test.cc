@@ -89,7 +89,7 @@ TEST(EntryIndex, AChainIsWhatItsKeysAreOneByOne) {
 TEST(EntryIndex, AnEntryCostsAHundredAndThirtyTwoBytesAtEverySize) {
   EntryIndex index;
   // A chunk of entries, one of buckets, and pointers to chunks.
-  constexpr uint64_t kChunksBytes = (2 << 20) + 4096;
+  constexpr uint64_t kChunksBytes = 2 * kHugeChunkBytes + 4096;
   for (uint64_t i = 0; i < 50'000; ++i) {
     index.Add(0, KeyOf(i));
     ASSERT_LE(index.memory_bytes(), (i + 1) * 132 + kChunksBytes);

@@ -11,8 +11,10 @@
 namespace kvtier::core {
 
 bool StoreCore::Impl::Adopt(const BlockMeta& meta, size_t tier, ReplicaId replica) {
-  const NamespaceIdx ns = AddNamespace(
+  const auto added = AddNamespace(
       {.hash = meta.namespace_hash, .layout = meta.layout, .block_bytes = meta.payload_bytes});
+  if (!added.ok()) return false;
+  const NamespaceIdx ns = *added;
   const NamespaceSpec& spec = namespaces_[ns].spec;
   if (spec.layout != meta.layout || spec.block_bytes != meta.payload_bytes) return false;
   if (const EntryIdx known = Find(ns, meta.key);

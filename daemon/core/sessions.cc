@@ -119,11 +119,17 @@ void StoreCore::Impl::FreeQuarantine(Session* session) {
   session->quarantine.clear();
 }
 
-NamespaceIdx StoreCore::Impl::AddNamespace(const NamespaceSpec& spec) {
-  const auto [it, added] =
-      namespace_of_hash_.try_emplace(spec.hash, static_cast<NamespaceIdx>(namespaces_.size()));
-  if (added) namespaces_.push_back({spec, std::nullopt});
-  return it->second;
+absl::StatusOr<NamespaceIdx> StoreCore::Impl::AddNamespace(const NamespaceSpec& spec) {
+  const auto known = namespace_of_hash_.find(spec.hash);
+  if (known != namespace_of_hash_.end()) return known->second;
+  if (namespaces_.size() >= std::min(options_.namespaces_max, kNamespaceCountMax)) {
+    return WithReason(Exhausted("%d namespaces are known, which is the limit", namespaces_.size()),
+                      reason::kLimitReached);
+  }
+  const auto ns = static_cast<NamespaceIdx>(namespaces_.size());
+  namespace_of_hash_.emplace(spec.hash, ns);
+  namespaces_.push_back({spec, std::nullopt});
+  return ns;
 }
 
 absl::StatusOr<NamespaceIdx> StoreCore::Impl::OpenNamespace(SessionId id,
@@ -138,7 +144,7 @@ absl::StatusOr<NamespaceIdx> StoreCore::Impl::OpenNamespace(SessionId id,
                         reason::kBadArgument);
     }
   }
-  const NamespaceIdx ns = AddNamespace(spec);
+  KVT_ASSIGN_OR_RETURN(const NamespaceIdx ns, AddNamespace(spec));
   NamespaceInfo& known = namespaces_[ns];
   if (known.spec.layout != spec.layout || known.spec.block_bytes != spec.block_bytes) {
     return WithReason(

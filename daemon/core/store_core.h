@@ -65,6 +65,8 @@ struct CoreOptions {
   uint32_t sessions_max = 1024;
   uint32_t contexts_max = 100'000;
   uint32_t waiters_max = 4096;
+  // Of all sessions there ever were, and of what the tiers hold. At most 1 << 24.
+  uint32_t namespaces_max = 1U << 24;
   // Transfers in flight per link.
   uint32_t transfers_per_link_max = 32;
   // Blocks that left and are remembered for WhyMiss, 32 bytes each.
@@ -271,7 +273,7 @@ class StoreCore {
   StoreCore& operator=(const StoreCore&) = delete;
 
   // Takes over a replica that Tier::Recover found on nvme. Before any session. False when the core
-  // has a replica of that block already; the caller frees this one.
+  // has a replica of that block already, or too many namespaces; the caller frees this one.
   bool Adopt(const BlockMeta& meta, ReplicaId nvme_replica);
   // The same for host; first host, then nvme, which may have the same blocks.
   bool AdoptHost(const BlockMeta& meta, ReplicaId host_replica);

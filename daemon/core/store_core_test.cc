@@ -337,6 +337,30 @@ TEST_F(StoreCoreTest, AnotherTenantsSameKeyIsAnotherBlock) {
   EXPECT_EQ(ReasonOf(core_->Lookup(other, ns_, keys).status()), reason::kNamespaceUnknown);
 }
 
+TEST_F(StoreCoreTest, NamespacesAreBounded) {
+  FakeSlots hbm(4);
+  FakeSlots host(4);
+  CoreOptions options;
+  options.namespaces_max = 2;
+  StoreCore core(options, &hbm, &host, nullptr,
+                 policy::NewEvictionPolicy(policy::EvictionKind::kLru));
+  const SessionId session = *core.OpenSession(7, now_);
+  const auto open = [&](const char* salt) {
+    NamespaceSpec spec = Spec();
+    spec.hash = HashNamespace("t", LayoutFingerprint{}, "", salt);
+    return core.OpenNamespace(session, spec);
+  };
+  ASSERT_TRUE(open("a").ok());
+  ASSERT_TRUE(open("b").ok());
+  EXPECT_EQ(open("c").status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(open("a").ok()) << "one that is known";
+  BlockMeta meta;
+  meta.namespace_hash = HashNamespace("t", LayoutFingerprint{}, "", "c");
+  meta.key = Chain(1, 1)[0];
+  meta.payload_bytes = FakeSlots::kBlockBytes;
+  EXPECT_FALSE(core.Adopt(meta, 1));
+}
+
 TEST_F(StoreCoreTest, AdoptedBlocksHitWhateverTheirOrder) {
   Start(4, 4, 8);
   const auto keys = Chain(1, 3);

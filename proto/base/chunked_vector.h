@@ -11,17 +11,21 @@
 #include <utility>
 #include <vector>
 
+#include "proto/base/huge_chunk.h"
+
 namespace kvtier {
 
-// A vector that grows by chunks of 1 MiB and never shrinks. Growing moves no element: references
+// A vector that grows by chunks of 2 MiB and never shrinks. Growing moves no element: references
 // stay valid, nobody waits for a copy of millions of them, and what is not used is at most one
-// chunk, where a doubling std::vector may hold three times what it needs. The memory of a chunk is
-// touched as elements are added. Thread-compatible.
+// chunk, where a doubling std::vector may hold three times what it needs. The memory of the first
+// chunk is touched as elements are added; the others are huge pages where the system has them.
+// Thread-compatible.
 template <typename T>
 class ChunkedVector {
  public:
   static constexpr size_t kChunkCount =
-      std::bit_floor(std::max<size_t>(1, (size_t{1} << 20) / sizeof(T)));
+      std::bit_floor(std::max<size_t>(1, kHugeChunkBytes / sizeof(T)));
+  static_assert(sizeof(T) <= kHugeChunkBytes && alignof(T) <= kHugeChunkBytes);
   static_assert(std::is_trivially_destructible_v<T>, "chunks go without looking at elements");
 
   ChunkedVector() = default;
@@ -39,7 +43,8 @@ class ChunkedVector {
   template <typename... Args>
   T& emplace_back(Args&&... args) {
     if (size_ == chunks_.size() * kChunkCount) {
-      chunks_.emplace_back(std::allocator<T>().allocate(kChunkCount));
+      const bool is_huge = !chunks_.empty();
+      chunks_.emplace_back(static_cast<T*>(MapHugeChunk(is_huge)));
     }
     T* const added = ::new (At(size_)) T(std::forward<Args>(args)...);
     ++size_;
@@ -47,12 +52,12 @@ class ChunkedVector {
   }
 
   uint64_t memory_bytes() const {
-    return chunks_.size() * kChunkCount * sizeof(T) + chunks_.capacity() * sizeof(chunks_[0]);
+    return chunks_.size() * kHugeChunkBytes + chunks_.capacity() * sizeof(chunks_[0]);
   }
 
  private:
   struct Freer {
-    void operator()(T* chunk) const { std::allocator<T>().deallocate(chunk, kChunkCount); }
+    void operator()(T* chunk) const { UnmapHugeChunk(chunk); }
   };
 
   T* At(size_t i) const { return chunks_[i / kChunkCount].get() + i % kChunkCount; }

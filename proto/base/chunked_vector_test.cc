@@ -56,12 +56,24 @@ TEST(ChunkedVector, KeepsTheAlignmentOfItsElements) {
 TEST(ChunkedVector, WastesNoMoreThanOneChunk) {
   ChunkedVector<uint64_t> chunked;
   EXPECT_EQ(chunked.memory_bytes(), 0U);
-  constexpr uint64_t kChunkBytes = ChunkedVector<uint64_t>::kChunkCount * sizeof(uint64_t);
+  const uint64_t before_bytes = HugeChunkBytes();
   for (size_t i = 0; i < 5 * ChunkedVector<uint64_t>::kChunkCount; ++i) {
     chunked.emplace_back(i);
     // And a pointer or two for each chunk.
-    ASSERT_LE(chunked.memory_bytes(), chunked.size() * sizeof(uint64_t) + kChunkBytes + 128);
+    ASSERT_LE(chunked.memory_bytes(), chunked.size() * sizeof(uint64_t) + kHugeChunkBytes + 128);
   }
+  EXPECT_EQ(HugeChunkBytes() - before_bytes, 5 * kHugeChunkBytes);
+}
+
+TEST(ChunkedVector, GivesItsMemoryBack) {
+  const uint64_t before_bytes = HugeChunkBytes();
+  {
+    ChunkedVector<uint64_t> chunked;
+    chunked.emplace_back(1U);
+    EXPECT_EQ(HugeChunkBytes(), before_bytes + kHugeChunkBytes);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(&chunked[0]) % kHugeChunkBytes, 0U);
+  }
+  EXPECT_EQ(HugeChunkBytes(), before_bytes);
 }
 
 }  // namespace

@@ -14,6 +14,8 @@
 #include <fstream>
 #include <thread>
 
+#include "proto/base/huge_chunk.h"
+
 namespace kvtier::bench {
 namespace {
 
@@ -62,10 +64,10 @@ uint64_t WrittenBytes() {
   Die("/proc/self/io has no write_bytes");
 }
 
-uint64_t MallocBytes() {
+uint64_t HeapBytes() {
   malloc_trim(0);
   const struct mallinfo2 info = mallinfo2();
-  return info.uordblks + info.hblkhd;
+  return info.uordblks + info.hblkhd + HugeChunkBytes();
 }
 
 double Median(std::vector<double> values) {

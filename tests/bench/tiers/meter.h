@@ -15,8 +15,8 @@ double CpuSeconds();
 // Bytes this process has caused to be written to storage, from /proc/self/io: O_DIRECT and page
 // cache alike, without the journal of the file system.
 uint64_t WrittenBytes();
-// Bytes allocated with malloc and not freed, in all arenas.
-uint64_t MallocBytes();
+// Bytes allocated with malloc and not freed, in all arenas, and those of HugeChunks.
+uint64_t HeapBytes();
 
 // Requires: not empty.
 double Median(std::vector<double> values);

@@ -85,7 +85,7 @@ struct Started {
 
 // With the core, as the daemon does it; or the tier alone.
 Started Start(const std::string& path, uint64_t block_count, bool with_core) {
-  const uint64_t memory_before = MallocBytes();
+  const uint64_t memory_before = HeapBytes();
   const double begin = WallSeconds();
   const double cpu_begin = CpuSeconds();
   auto nvme =
@@ -96,7 +96,7 @@ Started Start(const std::string& path, uint64_t block_count, bool with_core) {
   MustBeOk(hbm.status());
   MustBeOk(host.status());
   std::unique_ptr<core::StoreCore> core;
-  const uint64_t memory_before_core = MallocBytes();
+  const uint64_t memory_before_core = HeapBytes();
   if (with_core) {
     core::CoreOptions options;
     options.watermarks.fill({.high = 0.95, .low = 0.90});
@@ -104,7 +104,7 @@ Started Start(const std::string& path, uint64_t block_count, bool with_core) {
         std::make_unique<core::StoreCore>(options, hbm->get(), host->get(), nvme->get(),
                                           policy::NewEvictionPolicy(policy::EvictionKind::kHazard));
   }
-  const uint64_t core_fixed_bytes = MallocBytes() - memory_before_core;
+  const uint64_t core_fixed_bytes = HeapBytes() - memory_before_core;
   uint64_t found_count = 0;
   MustBeOk((*nvme)->Recover([&](const BlockMeta& meta, ReplicaId replica) {
     ++found_count;
@@ -115,7 +115,7 @@ Started Start(const std::string& path, uint64_t block_count, bool with_core) {
   if (found_count != block_count) Die("blocks are missing after a start");
   return {.seconds = seconds,
           .cpu_seconds = cpu_seconds,
-          .memory_bytes = MallocBytes() - memory_before - core_fixed_bytes,
+          .memory_bytes = HeapBytes() - memory_before - core_fixed_bytes,
           .core_fixed_bytes = core_fixed_bytes};
 }
 
