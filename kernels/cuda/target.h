@@ -61,7 +61,14 @@ template <typename T>
 struct Global {
   T* address = nullptr;
 
-  KVTIER_HOST_DEVICE Global<T> operator+(int64_t count) const { return {address + count}; }
+  KVTIER_HOST_DEVICE Global<T> operator+(int64_t count) const {
+#ifdef __CUDA_ARCH__
+    return {address + count};
+#else
+    // Kernels add to addresses before they ask whether these are null, which C++ does not define.
+    return At<T>(static_cast<uint64_t>(count) * sizeof(T));
+#endif
+  }
   KVTIER_HOST_DEVICE bool is_null() const { return address == nullptr; }
   // The same address plus `bytes`, as another type.
   template <typename U>

@@ -33,6 +33,8 @@ class NvmeFaultTest : public NvmeTierTest {
       return error_.load();
     };
   }
+  // Before the hook goes.
+  ~NvmeFaultTest() override { tier_.reset(); }
   void Inject(NvmeFaultPoint point, int error) {
     point_ = point;
     error_ = error;
