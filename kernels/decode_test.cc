@@ -10,6 +10,7 @@
 
 #include "gtest/gtest.h"
 #include "kernels/decode_sequence.h"
+#include "kernels/sanitized.h"
 
 namespace kvtier::kernels {
 namespace {
@@ -240,7 +241,7 @@ TEST_P(DecodeOn, PeakedSoftmaxStaysFarWithinTheBound) {
   // From uniform weights to a single token, tokens of equal weight in between.
   for (const float sharpness : {0.0F, 0.3F, 1.0F, 2.0F, 4.0F, 8.0F, 30.0F}) {
     for (const uint32_t group : {1U, 2U, 4U, 8U, 16U}) {
-      Sequence sequence({64, 128, 1, group, 40, 21}, GetParam());
+      Sequence sequence({64, 128, 1, group, kIsSanitized ? 4U : 40U, 21}, GetParam());
       for (float& x : sequence.query()) x *= sharpness;
       ASSERT_TRUE(Decode(sequence.Args()).ok());
       EXPECT_LE(sequence.RelativeError(), 0x1p-10) << sharpness << " " << sequence.Describe();

@@ -32,7 +32,7 @@ class FakeKeeper final : public SegmentKeeper {
   ~FakeKeeper() override { Clear(); }
   absl::Status Keep(const std::string& name, int fd) override {
     absl::MutexLock lock(&mutex_);
-    const auto answers = [this] { return !silent_; };
+    const auto answers = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !silent_; };
     if (name.starts_with("kvtier-host-segment")) {
       ++asked_count_;
       mutex_.Await(absl::Condition(&answers));
@@ -69,7 +69,7 @@ class FakeKeeper final : public SegmentKeeper {
   }
   void WaitForKeep() {
     absl::MutexLock lock(&mutex_);
-    const auto asked = [this] { return asked_count_ > 0; };
+    const auto asked = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return asked_count_ > 0; };
     mutex_.Await(absl::Condition(&asked));
   }
   std::atomic<bool> takes_fail = false;

@@ -39,7 +39,8 @@ class ScriptedCalls final : public MemoryCalls {
     if (advice != MADV_POPULATE_WRITE) return MemoryCalls::Advise(memory, advice);
     if (touch_result != 0) return touch_result;
     absl::MutexLock lock(&mutex_);
-    const auto open = [this] { return touches_allowed_ > 0; };
+    const auto open = [this]()
+                          ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return touches_allowed_ > 0; };
     mutex_.Await(absl::Condition(&open));
     --touches_allowed_;
     touched_.insert(memory.data());
@@ -172,7 +173,8 @@ class CountingObserver final : public SegmentObserver {
   void OnUnmapping(std::span<std::byte>) override { Add(-1); }
   void WaitFor(int count) {
     absl::MutexLock lock(&mutex_);
-    const auto reached = [this, count] { return count_ == count; };
+    const auto reached = [this, count]()
+                             ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return count_ == count; };
     mutex_.Await(absl::Condition(&reached));
   }
 

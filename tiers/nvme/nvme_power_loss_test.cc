@@ -183,7 +183,8 @@ class Life {
         random_(seed),
         next_seed_(seed),
         ledger_(std::move(ledger)),
-        storage_(root, [this](const nvme::DiskState& disk) { Remember(disk); }) {
+        storage_(root, [this](const nvme::DiskState& disk)
+                           ABSL_EXCLUSIVE_LOCKS_REQUIRED(storage_.mutex()) { Remember(disk); }) {
     options_.storage = &storage_;
   }
 

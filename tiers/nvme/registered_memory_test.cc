@@ -182,7 +182,8 @@ class Gate {
   // Until so many, those that passed among them, have come.
   void AwaitCome(int count) {
     absl::MutexLock lock(&mutex_);
-    const auto reached = [this, count] { return come_count_ >= count; };
+    const auto reached = [this, count]()
+                             ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return come_count_ >= count; };
     mutex_.Await(absl::Condition(&reached));
   }
   void CountWake() {
@@ -191,7 +192,8 @@ class Gate {
   }
   void AwaitWakes(int count) {
     absl::MutexLock lock(&mutex_);
-    const auto reached = [this, count] { return wake_count_ >= count; };
+    const auto reached = [this, count]()
+                             ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return wake_count_ >= count; };
     mutex_.Await(absl::Condition(&reached));
   }
   std::vector<std::byte*> passed() {
