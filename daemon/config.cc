@@ -19,6 +19,10 @@ namespace {
 constexpr size_t kTenantsMax = 256;
 constexpr size_t kTenantNameBytesMax = 64;
 constexpr std::array<const char*, 3> kTierNames = {"hbm", "host", "nvme"};
+constexpr size_t kAdminsMax = 64;
+constexpr size_t kCertificatesMax = 1024;
+// Of a SPIFFE id, which is the longest name.
+constexpr size_t kCertificateNameBytesMax = 2048;
 
 RawValue FromToml(const toml::node& node) {
   if (const auto* integer = node.as_integer()) {
@@ -50,6 +54,53 @@ absl::StatusOr<std::vector<uint32_t>> ParseUids(const toml::node& node) {
     uids.push_back(static_cast<uint32_t>(uid->get()));
   }
   return uids;
+}
+
+// As a certificate has it, with its kind in front; empty for what is none. The names of hosts have
+// no case.
+std::string ParseCertificateName(std::string_view text) {
+  const auto is_graphic = [](char c) { return c > 0x20 && c < 0x7f; };
+  const auto is_of_a_host = [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '.' || c == '-' || c == '_' ||
+           c == '*';
+  };
+  if (text.size() > kCertificateNameBytesMax) return "";
+  std::string name(text);
+  std::string_view rest = text.substr(std::min(text.size(), text.find(':') + 1));
+  if (text.starts_with("spiffe://")) {
+    rest.remove_prefix(2);
+    const size_t slash = rest.find('/');
+    const bool has_domain_and_path = slash > 0 && slash < rest.size() - 1;
+    return has_domain_and_path && std::ranges::all_of(rest, is_graphic) ? name : "";
+  }
+  if (text.starts_with("dns:")) {
+    std::ranges::transform(name, name.begin(), [](char c) {
+      return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+    });
+    return !rest.empty() && std::ranges::all_of(name.substr(4), is_of_a_host) ? name : "";
+  }
+  const bool is_text = std::ranges::none_of(
+      rest, [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; });
+  return text.starts_with("cn:") && !rest.empty() && is_text ? name : "";
+}
+
+// `certificates` must be an array of names.
+absl::StatusOr<std::vector<std::string>> ParseCertificates(std::string_view key,
+                                                           const toml::node& node) {
+  absl::Status error = Invalid(
+      "%s.certificates: needs an array of 1..%d texts, each \"spiffe://DOMAIN/PATH\", "
+      "\"dns:HOST\" or \"cn:COMMON NAME\"",
+      key, kCertificatesMax);
+  const toml::array* array = node.as_array();
+  if (array == nullptr || array->empty() || array->size() > kCertificatesMax) return error;
+  std::vector<std::string> names;
+  for (const toml::node& item : *array) {
+    const auto* text = item.as_string();
+    if (text == nullptr) return error;
+    names.push_back(ParseCertificateName(text->get()));
+    if (names.back().empty()) return error;
+  }
+  return names;
 }
 
 bool IsTenantName(std::string_view name) {
@@ -101,7 +152,8 @@ absl::Status ParseTenantShare(const std::string& key, const toml::node& node,
     return absl::OkStatus();
   }
   return Invalid(
-      "tenant.%s: unknown key (known: name, uids, and hbm|host|nvme with _quota or "
+      "tenant.%s: unknown key (known: name, uids, certificates, and "
+      "hbm|host|nvme with _quota or "
       "_reserve)",
       key);
 }
@@ -119,16 +171,59 @@ absl::StatusOr<TenantConfig> ParseTenant(const toml::node& node) {
       tenant.name = name->get();
     } else if (key.str() == "uids") {
       KVT_ASSIGN_OR_RETURN(tenant.uids, ParseUids(value));
+    } else if (key.str() == "certificates") {
+      KVT_ASSIGN_OR_RETURN(tenant.certificates, ParseCertificates("tenant", value));
     } else {
       KVT_RETURN_IF_ERROR(ParseTenantShare(std::string(key.str()), value, &tenant));
     }
   }
   if (tenant.name.empty()) return Invalid("tenant.name: missing");
   // The tenant "default" has uids without naming any.
-  if (tenant.uids.empty() && tenant.name != "default") {
-    return Invalid("tenant.uids: missing for tenant %s", tenant.name);
+  if (tenant.uids.empty() && tenant.certificates.empty() && tenant.name != "default") {
+    return Invalid("tenant.uids, tenant.certificates: both missing for tenant %s", tenant.name);
   }
   return tenant;
+}
+
+absl::StatusOr<AdminConfig> ParseAdmin(const toml::node& node) {
+  const toml::table* table = node.as_table();
+  if (table == nullptr) return Invalid("admin: each must be an [[admin]] table");
+  AdminConfig admin;
+  for (const auto& [key, value] : *table) {
+    if (key.str() == "name") {
+      const auto* name = value.as_string();
+      if (name == nullptr || !IsTenantName(name->get())) {
+        return Invalid("admin.name: needs 1..64 of the characters A-Z a-z 0-9 . _ -");
+      }
+      admin.name = name->get();
+    } else if (key.str() == "certificates") {
+      KVT_ASSIGN_OR_RETURN(admin.certificates, ParseCertificates("admin", value));
+    } else {
+      return Invalid("admin.%s: unknown key (known: name, certificates)", key.str());
+    }
+  }
+  if (admin.name.empty()) return Invalid("admin.name: missing");
+  if (admin.certificates.empty()) {
+    return Invalid("admin.certificates: missing for admin %s", admin.name);
+  }
+  return admin;
+}
+
+absl::Status ParseAdmins(const toml::node& node, Config* config) {
+  const toml::array* admins = node.as_array();
+  if (admins == nullptr) return Invalid("admin: each must be an [[admin]] table");
+  if (admins->size() > kAdminsMax) return Invalid("admin: more than %d", kAdminsMax);
+  std::set<std::string> certificates;
+  for (const toml::node& item : *admins) {
+    KVT_ASSIGN_OR_RETURN(AdminConfig admin, ParseAdmin(item));
+    for (const std::string& name : admin.certificates) {
+      if (!certificates.insert(name).second) {
+        return Invalid("admin.certificates: %s appears twice", name);
+      }
+    }
+    config->admins.push_back(std::move(admin));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status ParseTenants(const toml::node& node, Config* config) {
@@ -137,6 +232,7 @@ absl::Status ParseTenants(const toml::node& node, Config* config) {
   if (tenants->size() > kTenantsMax) return Invalid("tenant: more than %d", kTenantsMax);
   std::set<std::string> names;
   std::set<uint32_t> uids;
+  std::set<std::string> certificates;
   for (const toml::node& item : *tenants) {
     KVT_ASSIGN_OR_RETURN(TenantConfig tenant, ParseTenant(item));
     if (!names.insert(tenant.name).second) {
@@ -145,6 +241,11 @@ absl::Status ParseTenants(const toml::node& node, Config* config) {
     for (const uint32_t uid : tenant.uids) {
       if (!uids.insert(uid).second) {
         return Invalid("tenant.uids: uid %d belongs to two tenants", uid);
+      }
+    }
+    for (const std::string& name : tenant.certificates) {
+      if (!certificates.insert(name).second) {
+        return Invalid("tenant.certificates: %s appears twice", name);
       }
     }
     config->tenants.push_back(std::move(tenant));
@@ -181,11 +282,13 @@ absl::StatusOr<toml::table> ParseFile(const std::string& file) {
 absl::Status ApplyFile(const std::string& file, Config* config) {
   KVT_ASSIGN_OR_RETURN(const toml::table table, ParseFile(file));
   for (const auto& [key, value] : table) {
-    if (key.str() != "tenant") {
+    if (key.str() != "tenant" && key.str() != "admin") {
       KVT_RETURN_IF_ERROR(ApplySection(file, key.str(), value, config));
-    } else if (absl::Status tenants = ParseTenants(value, config); !tenants.ok()) {
-      return Invalid("%s [%s]", tenants.message(), Where(file, value));
+      continue;
     }
+    const absl::Status tables =
+        key.str() == "tenant" ? ParseTenants(value, config) : ParseAdmins(value, config);
+    if (!tables.ok()) return Invalid("%s [%s]", tables.message(), Where(file, value));
   }
   return absl::OkStatus();
 }
@@ -256,8 +359,25 @@ absl::Status CheckReserves(const Config& config) {
   return absl::OkStatus();
 }
 
+// There is no plaintext on TCP, and nobody is trusted there without a certificate.
+absl::Status CheckTls(const ServerConfig& server) {
+  if (server.tcp_address.empty()) return absl::OkStatus();
+  std::string missing;
+  for (const auto& [key, path] :
+       {std::pair("server.tls_cert", &server.tls_cert),
+        std::pair("server.tls_key", &server.tls_key), std::pair("server.tls_ca", &server.tls_ca)}) {
+    if (path->empty()) missing += absl::StrFormat("%s%s", missing.empty() ? "" : ", ", key);
+  }
+  if (missing.empty()) return absl::OkStatus();
+  return Invalid(
+      "server.tcp_address: TCP is served with mutual TLS only: set %s too, or leave the address "
+      "empty for unix sockets alone",
+      missing);
+}
+
 // What no key can tell alone.
 absl::Status CheckTogether(const Config& config) {
+  KVT_RETURN_IF_ERROR(CheckTls(config.server));
   KVT_RETURN_IF_ERROR(CheckMarks("hbm", config.hbm.low_watermark, config.hbm.high_watermark));
   KVT_RETURN_IF_ERROR(CheckMarks("host", config.host.low_watermark, config.host.high_watermark));
   KVT_RETURN_IF_ERROR(CheckMarks("nvme", config.nvme.low_watermark, config.nvme.high_watermark));

@@ -27,7 +27,8 @@ struct TierShare {
   uint64_t BytesOf(uint64_t capacity_bytes) const;
 };
 
-// Processes of these uids are this tenant.
+// Processes of these uids are this tenant, and so are peers on TCP whose certificate has one of
+// these names: "spiffe://...", "dns:..." in lower case, "cn:...". See daemon/peer_names.h.
 struct TenantConfig {
   std::string name;
   std::vector<uint32_t> uids = {};
@@ -35,6 +36,13 @@ struct TenantConfig {
   // reserve.
   std::array<std::optional<TierShare>, 3> quotas = {};
   std::array<std::optional<TierShare>, 3> reserves = {};
+  std::vector<std::string> certificates = {};
+};
+
+// Peers on TCP whose certificate has one of these names may call AdminService.
+struct AdminConfig {
+  std::string name;
+  std::vector<std::string> certificates;
 };
 
 struct MemoryTierConfig {
@@ -73,6 +81,11 @@ struct ServerConfig {
   // "same": uid 0 and the daemon's own uid are the tenant "default". "any": every uid that no other
   // tenant names is.
   std::string default_tenant_uids = "same";
+  // Mutual TLS on TCP: "0.0.0.0:7443". Empty: unix sockets only.
+  std::string tcp_address;
+  std::string tls_cert;
+  std::string tls_key;
+  std::string tls_ca;
 };
 
 struct NvmeConfig {
@@ -119,6 +132,8 @@ struct Config {
   LogConfig log;
   // [[tenant]] tables of the file, in order.
   std::vector<TenantConfig> tenants;
+  // [[admin]] tables of the file, in order.
+  std::vector<AdminConfig> admins;
 };
 
 struct ConfigSources {

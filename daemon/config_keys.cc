@@ -42,6 +42,7 @@ struct BoolKey {
 };
 struct PathKey {
   std::string& (*field)(Config&);
+  bool may_be_empty = false;
 };
 struct PathsKey {
   std::string& (*field)(Config&);
@@ -80,6 +81,17 @@ const std::vector<KeySpec>& Keys() {
        ChoiceKey{KVTIER_FIELD(server.default_tenant_uids), {"same", "any"}},
        "Who is the tenant \"default\": uid 0 and the daemon's own uid, or every uid that no "
        "[[tenant]] names."},
+      {"server.tcp_address", AddressKey{KVTIER_FIELD(server.tcp_address)},
+       "Where engines and admins of other machines reach the daemon by TCP with mutual TLS, which "
+       "needs the three files of server.tls_*; empty is nowhere. Who is which tenant or admin is "
+       "told by the names in their certificates: certificates of [[tenant]] and [[admin]]."},
+      {"server.tls_cert", PathKey{KVTIER_FIELD(server.tls_cert), true},
+       "The daemon's certificate in PEM, followed by those between it and its authority. This and "
+       "the next two are read again when they change."},
+      {"server.tls_key", PathKey{KVTIER_FIELD(server.tls_key), true},
+       "The private key of that certificate, readable by its owner (or its group) only."},
+      {"server.tls_ca", PathKey{KVTIER_FIELD(server.tls_ca), true},
+       "The authorities that issue certificates of engines and admins, in PEM."},
       {"hbm.device", ChoiceKey{KVTIER_FIELD(hbm_device.device), {"cpu", "cuda"}},
        "Where hbm is: cuda is the memory of a GPU, cpu is shared memory that stands in for it."},
       {"hbm.cuda_device_idx", IntegerKey{KVTIER_FIELD(hbm_device.cuda_device_idx), 0, 63},
@@ -184,7 +196,10 @@ struct RangeText {
   std::string operator()(const ModeKey&) const { return "octal, \"0000\"..\"0777\""; }
   std::string operator()(const RatioKey&) const { return "number, above 0 up to 1"; }
   std::string operator()(const BoolKey&) const { return "true | false"; }
-  std::string operator()(const PathKey&) const { return "absolute path, 2..4000 bytes of UTF-8"; }
+  std::string operator()(const PathKey& key) const {
+    return absl::StrFormat("absolute path, 2..4000 bytes of UTF-8%s",
+                           key.may_be_empty ? ", or empty" : "");
+  }
   std::string operator()(const PathsKey&) const {
     return "absolute paths in UTF-8, separated by ':', or empty";
   }
@@ -310,8 +325,11 @@ struct Assign {
     return true;
   }
   bool operator()(const PathKey& key) const {
-    if (!Typed(RawKind::kString) || value.text.size() < 2 || value.text.size() > 4000) return false;
-    if (value.text.front() != '/' || !IsPathText(value.text)) return false;
+    if (!Typed(RawKind::kString)) return false;
+    if (!value.text.empty() || !key.may_be_empty) {
+      if (value.text.size() < 2 || value.text.size() > 4000) return false;
+      if (value.text.front() != '/' || !IsPathText(value.text)) return false;
+    }
     key.field(*config) = value.text;
     return true;
   }
@@ -376,6 +394,14 @@ struct Print {
   std::string operator()(const AddressKey& key) const { return Quoted(key.field(config)); }
   std::string operator()(const ChoiceKey& key) const { return Quoted(key.field(config)); }
 };
+
+std::string PrintCertificates(const std::vector<std::string>& names) {
+  std::string list;
+  for (const std::string& name : names) {
+    list += absl::StrFormat("%s%s", list.empty() ? "" : ", ", Quoted(name));
+  }
+  return list.empty() ? "" : absl::StrFormat("certificates = [%s]\n", list);
+}
 
 std::string Environment(std::string_view name) {
   std::string variable = "KVTIER_";
@@ -470,6 +496,11 @@ std::string PrintConfig(const Config& config) {
         text += absl::StrFormat("%s_reserve = %s\n", tiers[tier], FormatShare(*reserve));
       }
     }
+    text += PrintCertificates(tenant.certificates);
+  }
+  for (const AdminConfig& admin : config.admins) {
+    text += absl::StrFormat("\n[[admin]]\nname = %s\n", Quoted(admin.name));
+    text += PrintCertificates(admin.certificates);
   }
   return text;
 }

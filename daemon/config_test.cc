@@ -171,7 +171,23 @@ INSTANTIATE_TEST_SUITE_P(
                     BadValue{"[[tenant]]\nname = \"a\"\nuids = [1]\n"
                              "[[tenant]]\nname = \"b\"\nuids = [1]",
                              "two tenants"},
-                    BadValue{"[hbm\n", ".toml:"}));
+                    BadValue{"[server]\ntcp_address = \"0.0.0.0:7443\"",
+                             "set server.tls_cert, server.tls_key, server.tls_ca too"},
+                    BadValue{"[server]\ntcp_address = \"0.0.0.0:7443\"\ntls_cert = \"/a\"\n"
+                             "tls_ca = \"/b\"",
+                             "set server.tls_key too"},
+                    BadValue{"[server]\ntls_cert = \"relative\"", "server.tls_cert"},
+                    BadValue{"[[tenant]]\nname = \"a\"", "tenant.certificates"},
+                    BadValue{"[[tenant]]\nname = \"a\"\ncertificates = []", "tenant.certificates"},
+                    BadValue{"[[tenant]]\nname = \"a\"\ncertificates = [\"cn:x\", 1]",
+                             "tenant.certificates"},
+                    BadValue{"[[tenant]]\nname = \"a\"\ncertificates = [\"cn:x\"]\n"
+                             "[[tenant]]\nname = \"b\"\ncertificates = [\"cn:x\"]",
+                             "cn:x appears twice"},
+                    BadValue{"[[admin]]\nname = \"a\"", "admin.certificates"},
+                    BadValue{"[[admin]]\ncertificates = [\"cn:x\"]", "admin.name"},
+                    BadValue{"[[admin]]\nname = \"a\"\nuids = [1]", "admin.uids"},
+                    BadValue{"[admin]\nname = \"a\"", "[[admin]]"}, BadValue{"[hbm\n", ".toml:"}));
 
 TEST(ConfigTest, RejectsUnknownFlagsAndVariablesOfKnownSections) {
   EXPECT_THAT(std::string(LoadFlag("hbm.size", "1").status().message()),
@@ -240,6 +256,29 @@ TEST(ConfigTest, ReservesThatCannotAllBeKeptAreRefusedWithTheNumbers) {
   for (const char* bad :
        {"\"101%\"", "\"-1%\"", "\"nan%\"", "-1", "\"%\"", "\"1 MB\"", "true", "1.5"}) {
     EXPECT_THAT(message(two + bad), HasSubstr("tenant.host_reserve: needs bytes")) << bad;
+  }
+}
+
+TEST(ConfigTest, NamesOfCertificatesHaveAKind) {
+  const auto config = LoadToml(
+      "[[tenant]]\nname = \"a\"\n"
+      "certificates = [\"spiffe://d/p/q\", \"dns:Host.Test\", \"cn:A b\"]\n"
+      "[[admin]]\nname = \"ops\"\ncertificates = [\"cn:A b\"]\n");
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_THAT(config->tenants[0].certificates,
+              testing::ElementsAre("spiffe://d/p/q", "dns:host.test", "cn:A b"));
+  EXPECT_EQ(config->admins[0].name, "ops");
+  EXPECT_THAT(config->admins[0].certificates, testing::ElementsAre("cn:A b"));
+  const auto again = LoadToml(PrintConfig(*config));
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(again->tenants[0].certificates, config->tenants[0].certificates);
+  EXPECT_EQ(again->admins[0].certificates, config->admins[0].certificates);
+  for (const char* name :
+       {"", "host", "spiffe://", "spiffe://d", "spiffe://d/", "spiffe:///p", "spiffe://d/a b",
+        "SPIFFE://d/p", "dns:", "dns:a b", "cn:", "cn:\\n", "uri:a", "dns:h\\u00e9"}) {
+    EXPECT_FALSE(
+        LoadToml(absl::StrFormat("[[tenant]]\nname = \"a\"\ncertificates = [\"%s\"]", name)).ok())
+        << name;
   }
 }
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // ContextStoreService: blocks: lookup, fills, leases, prefetch.
-#include "daemon/answer.h"
 #include "daemon/context_store_service.h"
 #include "proto/base/packed.h"
 #include "proto/base/reasons.h"
@@ -63,8 +62,9 @@ absl::Status ContextStoreService::Do(const v1::LookupRequest& request,
 ContextStoreService::Unary* ContextStoreService::Reserve(Context* context,
                                                          const v1::ReserveRequest* request,
                                                          v1::ReserveResponse* response) {
-  const absl::StatusOr<core::SessionId> session = CoreSession(request->session_id());
+  const auto session = AdmitCall(service_, *context, request->session_id());
   if (!session.ok()) return FinishNow(context, session.status(), service_.epoch, response);
+  if (service_.is_tcp()) return FinishNow(context, NotMapped(), service_.epoch, response);
   const absl::StatusOr<ReserveArguments> arguments = ParseReserve(*request);
   if (!arguments.ok()) return FinishNow(context, arguments.status(), service_.epoch, response);
   response->set_epoch(service_.epoch);
@@ -72,7 +72,7 @@ ContextStoreService::Unary* ContextStoreService::Reserve(Context* context,
   const core::TimeMs deadline_ms = DeadlineMs(*context, kDefaultTransferDeadlineMs);
   const core::NamespaceIdx ns = request->namespace_id();
   auto done = [this, call, response, ns, keys = arguments->keys,
-               session = *session](absl::StatusOr<std::vector<core::PlacedBlock>> blocks) {
+               session = session->core_id](absl::StatusOr<std::vector<core::PlacedBlock>> blocks) {
     if (!blocks.ok()) {
       call->Answer(blocks.status());
       return;
@@ -90,8 +90,8 @@ ContextStoreService::Unary* ContextStoreService::Reserve(Context* context,
     });
   };
   service_.store->Run([&](core::StoreCore& core, core::TimeMs now_ms, core::Effects* effects) {
-    core.Reserve(*session, ns, arguments->parent, arguments->keys, arguments->tier, deadline_ms,
-                 now_ms, std::move(done), effects);
+    core.Reserve(session->core_id, ns, arguments->parent, arguments->keys, arguments->tier,
+                 deadline_ms, now_ms, std::move(done), effects);
   });
   return call;
 }
@@ -123,15 +123,16 @@ absl::Status ContextStoreService::Do(const v1::AbortRequest& request, v1::AbortR
 ContextStoreService::Unary* ContextStoreService::Acquire(Context* context,
                                                          const v1::AcquireRequest* request,
                                                          v1::AcquireResponse* response) {
-  const absl::StatusOr<core::SessionId> session = CoreSession(request->session_id());
+  const auto session = AdmitCall(service_, *context, request->session_id());
   if (!session.ok()) return FinishNow(context, session.status(), service_.epoch, response);
+  if (service_.is_tcp()) return FinishNow(context, NotMapped(), service_.epoch, response);
   const absl::StatusOr<std::vector<Key>> keys = ParseKeys(request->keys());
   if (!keys.ok()) return FinishNow(context, keys.status(), service_.epoch, response);
   response->set_epoch(service_.epoch);
   auto* call = new WaitingCall(context);  // deletes itself
   const core::TimeMs deadline_ms = DeadlineMs(*context, kDefaultTransferDeadlineMs);
   auto done = [this, call, response,
-               session = *session](absl::StatusOr<core::AcquireResult> result) {
+               session = session->core_id](absl::StatusOr<core::AcquireResult> result) {
     if (!result.ok()) {
       call->Answer(result.status());
       return;
@@ -151,8 +152,8 @@ ContextStoreService::Unary* ContextStoreService::Acquire(Context* context,
     });
   };
   service_.store->Run([&](core::StoreCore& core, core::TimeMs now_ms, core::Effects* effects) {
-    core.Acquire(*session, request->namespace_id(), *keys, deadline_ms, now_ms, std::move(done),
-                 effects);
+    core.Acquire(session->core_id, request->namespace_id(), *keys, deadline_ms, now_ms,
+                 std::move(done), effects);
   });
   return call;
 }
@@ -224,49 +225,49 @@ absl::Status ContextStoreService::Do(const v1::ReportBadRequest& request,
 ContextStoreService::Unary* ContextStoreService::Lookup(Context* context,
                                                         const v1::LookupRequest* request,
                                                         v1::LookupResponse* response) {
-  return FinishNow(context, Do(*request, response), service_.epoch, response);
+  return AnswerNow(context, *request, response);
 }
 
 ContextStoreService::Unary* ContextStoreService::Commit(Context* context,
                                                         const v1::CommitRequest* request,
                                                         v1::CommitResponse* response) {
-  return FinishNow(context, Do(*request, response), service_.epoch, response);
+  return AnswerNow(context, *request, response);
 }
 
 ContextStoreService::Unary* ContextStoreService::Abort(Context* context,
                                                        const v1::AbortRequest* request,
                                                        v1::AbortResponse* response) {
-  return FinishNow(context, Do(*request, response), service_.epoch, response);
+  return AnswerNow(context, *request, response);
 }
 
 ContextStoreService::Unary* ContextStoreService::Release(Context* context,
                                                          const v1::ReleaseRequest* request,
                                                          v1::ReleaseResponse* response) {
-  return FinishNow(context, Do(*request, response), service_.epoch, response);
+  return AnswerNow(context, *request, response);
 }
 
 ContextStoreService::Unary* ContextStoreService::Prefetch(Context* context,
                                                           const v1::PrefetchRequest* request,
                                                           v1::PrefetchResponse* response) {
-  return FinishNow(context, Do(*request, response), service_.epoch, response);
+  return AnswerNow(context, *request, response);
 }
 
 ContextStoreService::Unary* ContextStoreService::GetTicket(Context* context,
                                                            const v1::GetTicketRequest* request,
                                                            v1::GetTicketResponse* response) {
-  return FinishNow(context, Do(*request, response), service_.epoch, response);
+  return AnswerNow(context, *request, response);
 }
 
 ContextStoreService::Unary* ContextStoreService::CancelPrefetch(
     Context* context, const v1::CancelPrefetchRequest* request,
     v1::CancelPrefetchResponse* response) {
-  return FinishNow(context, Do(*request, response), service_.epoch, response);
+  return AnswerNow(context, *request, response);
 }
 
 ContextStoreService::Unary* ContextStoreService::ReportBad(Context* context,
                                                            const v1::ReportBadRequest* request,
                                                            v1::ReportBadResponse* response) {
-  return FinishNow(context, Do(*request, response), service_.epoch, response);
+  return AnswerNow(context, *request, response);
 }
 
 }  // namespace kvtier

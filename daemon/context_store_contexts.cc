@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // ContextStoreService: contexts.
-#include "daemon/answer.h"
 #include "daemon/context_store_service.h"
 #include "proto/base/status_util.h"
 
@@ -83,7 +82,7 @@ absl::Status ContextStoreService::Do(const v1::CloseContextRequest& request,
 
 ContextStoreService::Unary* ContextStoreService::PauseContext(
     Context* context, const v1::PauseContextRequest* request, v1::PauseContextResponse* response) {
-  const absl::StatusOr<core::SessionId> session = CoreSession(request->session_id());
+  const auto session = AdmitCall(service_, *context, request->session_id());
   if (!session.ok()) return FinishNow(context, session.status(), service_.epoch, response);
   const absl::Status name = CheckContextName(request->context(), "context");
   if (!name.ok()) return FinishNow(context, name, service_.epoch, response);
@@ -100,7 +99,7 @@ ContextStoreService::Unary* ContextStoreService::PauseContext(
     call->Answer(result.status());
   };
   service_.store->Run([&](core::StoreCore& core, core::TimeMs now_ms, core::Effects* effects) {
-    core.PauseContext(*session, request->namespace_id(), request->context(), expectation,
+    core.PauseContext(session->core_id, request->namespace_id(), request->context(), expectation,
                       deadline_ms, now_ms, std::move(done), effects);
   });
   return call;
@@ -109,30 +108,30 @@ ContextStoreService::Unary* ContextStoreService::PauseContext(
 ContextStoreService::Unary* ContextStoreService::CreateContext(
     Context* context, const v1::CreateContextRequest* request,
     v1::CreateContextResponse* response) {
-  return FinishNow(context, Do(*request, response), service_.epoch, response);
+  return AnswerNow(context, *request, response);
 }
 
 ContextStoreService::Unary* ContextStoreService::AppendContext(
     Context* context, const v1::AppendContextRequest* request,
     v1::AppendContextResponse* response) {
-  return FinishNow(context, Do(*request, response), service_.epoch, response);
+  return AnswerNow(context, *request, response);
 }
 
 ContextStoreService::Unary* ContextStoreService::ResumeContext(
     Context* context, const v1::ResumeContextRequest* request,
     v1::ResumeContextResponse* response) {
-  return FinishNow(context, Do(*request, response), service_.epoch, response);
+  return AnswerNow(context, *request, response);
 }
 
 ContextStoreService::Unary* ContextStoreService::ForkContext(Context* context,
                                                              const v1::ForkContextRequest* request,
                                                              v1::ForkContextResponse* response) {
-  return FinishNow(context, Do(*request, response), service_.epoch, response);
+  return AnswerNow(context, *request, response);
 }
 
 ContextStoreService::Unary* ContextStoreService::CloseContext(
     Context* context, const v1::CloseContextRequest* request, v1::CloseContextResponse* response) {
-  return FinishNow(context, Do(*request, response), service_.epoch, response);
+  return AnswerNow(context, *request, response);
 }
 
 }  // namespace kvtier

@@ -4,6 +4,8 @@
 #include <grpcpp/server_context.h>
 #include <grpcpp/support/server_callback.h>
 
+#include "daemon/answer.h"
+#include "daemon/call_admission.h"
 #include "daemon/requests.h"
 #include "daemon/service_context.h"
 #include "kvtier/v1/context_store.grpc.pb.h"
@@ -69,6 +71,14 @@ class ContextStoreService final : public v1::ContextStoreService::WithRawCallbac
                       v1::CloseContextResponse* response) override;
 
  private:
+  // A call that never waits: admits it, has its body done, and ends it.
+  template <typename Request, typename Response>
+  Unary* AnswerNow(Context* context, const Request& request, Response* response) {
+    absl::Status status = AdmitCall(service_, *context, request.session_id()).status();
+    if (status.ok()) status = Do(request, response);
+    return FinishNow(context, status, service_.epoch, response);
+  }
+
   // The bodies of calls that never wait: fill the response, except for its epoch.
   absl::Status Do(const v1::RegisterLayoutRequest& request, v1::RegisterLayoutResponse* response);
   absl::Status Do(const v1::LookupRequest& request, v1::LookupResponse* response);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // ContextStoreService: sessions, layouts, streams.
-#include "daemon/answer.h"
 #include "daemon/context_store_service.h"
 #include "daemon/log.h"
 #include "daemon/read_stream.h"
@@ -33,8 +32,8 @@ void WarnAboutHashes(const std::string& tenant, const HashDomain& domain) {
 }  // namespace
 
 grpc::ServerWriteReactor<v1::OpenSessionResponse>* ContextStoreService::OpenSession(
-    Context* /*context*/, const v1::OpenSessionRequest* request) {
-  return SessionStream::Start(service_, *request);
+    Context* context, const v1::OpenSessionRequest* request) {
+  return SessionStream::Start(service_, *context, *request);
 }
 
 grpc::ServerReadReactor<grpc::ByteBuffer>* ContextStoreService::Write(Context* context,
@@ -90,7 +89,7 @@ absl::Status ContextStoreService::Do(const v1::RegisterLayoutRequest& request,
 ContextStoreService::Unary* ContextStoreService::RegisterLayout(
     Context* context, const v1::RegisterLayoutRequest* request,
     v1::RegisterLayoutResponse* response) {
-  return FinishNow(context, Do(*request, response), service_.epoch, response);
+  return AnswerNow(context, *request, response);
 }
 
 }  // namespace kvtier

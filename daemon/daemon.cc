@@ -395,16 +395,13 @@ absl::Status Daemon::Listen() {
                                                            .hash_domains = &hash_domains_,
                                                            .session_calls = session_calls_.get(),
                                                            .data_calls = data_calls_.get()});
-  admin_service_ = std::make_unique<AdminService>(
-      AdminService::Options{.epoch = epoch_,
-                            .device = config_.hbm_device.device,
-                            .write_bytes_per_day_max = config_.nvme.write_bytes_per_day_max},
-      store_.get(), &tenants_);
+  admin_service_ = std::make_unique<AdminService>(AdminOptions(), store_.get(), &tenants_);
   grpc::EnableDefaultHealthCheckService(true);
   KVT_ASSIGN_OR_RETURN(
       server_, ListenGrpc(service_.get(), run_dir_.engine_socket(), config_.server.socket_mode));
   KVT_ASSIGN_OR_RETURN(admin_server_,
                        ListenGrpc(admin_service_.get(), run_dir_.admin_socket(), kAdminSocketMode));
+  KVT_RETURN_IF_ERROR(ListenTcp());
   KVT_RETURN_IF_ERROR(ListenHttp());
   SetServing(true);
   return absl::OkStatus();
@@ -451,6 +448,11 @@ absl::Status Daemon::ListenHttp() {
   return absl::OkStatus();
 }
 
+void Daemon::SetLimits(grpc::ServerBuilder* builder) {
+  builder->SetMaxReceiveMessageSize(kMessageBytesMax);
+  builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, 1024);
+}
+
 absl::StatusOr<std::unique_ptr<grpc::Server>> Daemon::ListenGrpc(grpc::Service* service,
                                                                  const std::string& socket_path,
                                                                  uint32_t socket_mode) {
@@ -458,8 +460,7 @@ absl::StatusOr<std::unique_ptr<grpc::Server>> Daemon::ListenGrpc(grpc::Service* 
   int bound = 0;
   builder.AddListeningPort("unix:" + socket_path, grpc::InsecureServerCredentials(), &bound);
   builder.RegisterService(service);
-  builder.SetMaxReceiveMessageSize(kMessageBytesMax);
-  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, 1024);
+  SetLimits(&builder);
   std::unique_ptr<grpc::Server> server;
   {
     const PrivateUmask umask_guard;
@@ -474,7 +475,7 @@ absl::StatusOr<std::unique_ptr<grpc::Server>> Daemon::ListenGrpc(grpc::Service* 
 
 void Daemon::SetServing(bool ready) {
   ready_ = ready;
-  for (grpc::Server* server : {server_.get(), admin_server_.get()}) {
+  for (grpc::Server* server : {server_.get(), admin_server_.get(), tcp_server_.get()}) {
     if (server == nullptr) continue;
     grpc::HealthCheckServiceInterface* health = server->GetHealthCheckService();
     for (const char* name : {"", "readiness", kServiceName}) {
@@ -517,17 +518,19 @@ void Daemon::CutConnections() {
   if (servers_stopped_.WaitFor(absl::Milliseconds(2 * GraceMs()))) return;
   ShutDownAccepted(run_dir_.engine_socket());
   ShutDownAccepted(run_dir_.admin_socket());
+  if (tcp_port_ != 0) ShutDownAcceptedTcp(tcp_port_);
 }
 
 void Daemon::StopServers() {
   const auto deadline = std::chrono::system_clock::now() + std::chrono::milliseconds(GraceMs());
   cutter_.Begin();
-  for (grpc::Server* server : {server_.get(), admin_server_.get()}) {
+  for (grpc::Server* server : {server_.get(), admin_server_.get(), tcp_server_.get()}) {
     if (server != nullptr) server->Shutdown(deadline);
   }
   servers_stopped_.Notify();
   server_.reset();
   admin_server_.reset();
+  tcp_server_.reset();
 }
 
 void Daemon::Stop() {
@@ -538,6 +541,7 @@ void Daemon::Stop() {
   }
   const uint64_t start_ms = MonotonicMs();
   if (admin_service_ != nullptr) admin_service_->SetDraining();
+  if (tcp_admin_service_ != nullptr) tcp_admin_service_->SetDraining();
   SetServing(false);
   if (store_ != nullptr) {
     store_->Run([](core::StoreCore& core, core::TimeMs now_ms, core::Effects* effects) {

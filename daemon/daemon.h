@@ -2,6 +2,7 @@
 #pragma once
 
 #include <grpcpp/server.h>
+#include <grpcpp/server_builder.h>
 
 #include <atomic>
 #include <memory>
@@ -64,6 +65,8 @@ class Daemon {
   const RunDir& run_dir() const { return run_dir_; }
   // The port of metrics.listen; 0 without.
   uint16_t http_port() const { return http_ == nullptr ? 0 : http_->port(); }
+  // The port of server.tcp_address; 0 without.
+  uint16_t tcp_port() const { return tcp_port_; }
 
  private:
   Daemon(const Config& config, RunDir run_dir, std::shared_ptr<CudaDriver> cuda);
@@ -90,6 +93,11 @@ class Daemon {
   void OnNvmeJoined(const StripedTier::Blocks& blocks);
   absl::Status Listen();
   absl::Status ListenHttp();
+  // The services once more, for peers with certificates.
+  absl::Status ListenTcp();
+  AdminService::Options AdminOptions() const;
+  // Of messages and streams.
+  static void SetLimits(grpc::ServerBuilder* builder);
   absl::StatusOr<std::unique_ptr<grpc::Server>> ListenGrpc(grpc::Service* service,
                                                            const std::string& socket_path,
                                                            uint32_t socket_mode);
@@ -126,13 +134,20 @@ class Daemon {
   std::unique_ptr<PolicyFile> policy_file_;
   SessionTable sessions_;
   HashDomains hash_domains_;
+  // Apart: the id of a session on a unix socket is worth nothing on TCP.
+  SessionTable tcp_sessions_;
   std::unique_ptr<HandleServer> handles_;
   std::unique_ptr<LiveCalls> session_calls_;
   std::unique_ptr<LiveCalls> data_calls_;
   std::unique_ptr<ContextStoreService> service_;
   std::unique_ptr<AdminService> admin_service_;
+  // Null without server.tcp_address, as the server.
+  std::unique_ptr<ContextStoreService> tcp_service_;
+  std::unique_ptr<AdminService> tcp_admin_service_;
   std::unique_ptr<grpc::Server> server_;
   std::unique_ptr<grpc::Server> admin_server_;
+  std::unique_ptr<grpc::Server> tcp_server_;
+  uint16_t tcp_port_ = 0;
   std::unique_ptr<HttpServer> http_;
   // What /readyz answers; no other data is published with it.
   std::atomic<bool> ready_{false};

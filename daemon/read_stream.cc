@@ -5,6 +5,7 @@
 #include <cstring>
 #include <utility>
 
+#include "daemon/call_admission.h"
 #include "daemon/requests.h"
 #include "proto/base/packed.h"
 #include "proto/base/reasons.h"
@@ -36,7 +37,7 @@ ReadStream::ReadStream(const ServiceContext& service, grpc::CallbackServerContex
 absl::Status ReadStream::Begin(grpc::ByteBuffer* bytes) {
   v1::ReadRequest request;
   KVT_RETURN_IF_ERROR(ParseMessage(bytes, &request));
-  KVT_ASSIGN_OR_RETURN(const auto client, service_.sessions->Find(request.session_id()));
+  KVT_ASSIGN_OR_RETURN(const auto client, AdmitCall(service_, *context_, request.session_id()));
   KVT_ASSIGN_OR_RETURN(
       const core::NamespaceSpec spec,
       service_.sessions->FindNamespace(request.session_id(), request.namespace_id()));

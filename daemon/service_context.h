@@ -20,6 +20,7 @@ struct ServiceContext {
   // Write and Read streams at once.
   uint32_t data_streams_max = 64;
   Store* store = nullptr;
+  // Null for the service on TCP, whose callers map nothing and are known by their certificates.
   HandleServer* handles = nullptr;
   const TenantTable* tenants = nullptr;
   SessionTable* sessions = nullptr;
@@ -28,6 +29,8 @@ struct ServiceContext {
   LiveCalls* session_calls = nullptr;
   // Write and Read streams.
   LiveCalls* data_calls = nullptr;
+
+  bool is_tcp() const { return handles == nullptr; }
 };
 
 }  // namespace kvtier

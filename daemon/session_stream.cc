@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "daemon/call_admission.h"
 #include "daemon/log.h"
 #include "daemon/requests.h"
 #include "proto/base/reasons.h"
@@ -25,10 +26,11 @@ absl::Status UnknownToken() {
 }  // namespace
 
 SessionStream* SessionStream::Start(const ServiceContext& service,
+                                    const grpc::CallbackServerContext& context,
                                     const v1::OpenSessionRequest& request) {
   auto stream = std::make_shared<SessionStream>(service);
   stream->self_ = stream;
-  const absl::Status opened = stream->Open(request);
+  const absl::Status opened = stream->Open(context, request);
   if (!opened.ok()) {
     stream->RequestFinish(opened);
     return stream.get();
@@ -46,7 +48,7 @@ absl::StatusOr<core::SessionId> SessionStream::OpenInCore(OwnerIdx owner) {
   return service_.store->Run([&](core::StoreCore& core, core::TimeMs now_ms,
                                  core::Effects*) -> absl::StatusOr<core::SessionId> {
     KVT_ASSIGN_OR_RETURN(const core::SessionId session, core.OpenSession(owner, now_ms));
-    core.AttachMapping(session);
+    if (!service_.is_tcp()) core.AttachMapping(session);
     return session;
   });
 }
@@ -66,27 +68,43 @@ std::shared_ptr<TicketBoard> SessionStream::MakeBoard(core::SessionId core_id) {
   return *std::move(board);
 }
 
-absl::Status SessionStream::Open(const v1::OpenSessionRequest& request) {
-  KVT_RETURN_IF_ERROR(CheckTextBytes(request.client_name(), kClientNameBytesMax, "client_name"));
+absl::StatusOr<HandleServer::Claim> SessionStream::Identify(
+    const grpc::CallbackServerContext& context, const v1::OpenSessionRequest& request) const {
+  if (service_.is_tcp()) {
+    KVT_ASSIGN_OR_RETURN(const OwnerIdx owner,
+                         TenantOfPeer(*service_.tenants, *context.auth_context()));
+    return HandleServer::Claim{.owner = owner};
+  }
   const auto claim = service_.handles->ClaimToken(request.token());
   if (!claim.has_value()) return UnknownToken();
-  KVT_ASSIGN_OR_RETURN(const core::SessionId core_id, OpenInCore(claim->owner));
-  const uint64_t wire_id = service_.sessions->Add({.core_id = core_id, .owner = claim->owner});
+  return *claim;
+}
+
+absl::Status SessionStream::Open(const grpc::CallbackServerContext& context,
+                                 const v1::OpenSessionRequest& request) {
+  KVT_RETURN_IF_ERROR(CheckTextBytes(request.client_name(), kClientNameBytesMax, "client_name"));
+  KVT_ASSIGN_OR_RETURN(const HandleServer::Claim claim, Identify(context, request));
+  KVT_ASSIGN_OR_RETURN(const core::SessionId core_id, OpenInCore(claim.owner));
+  const uint64_t wire_id = service_.sessions->Add({.core_id = core_id, .owner = claim.owner});
   {
     absl::MutexLock lock(&mutex_);
     core_id_ = core_id;
     wire_id_ = wire_id;
   }
-  if (!service_.handles->Bind(claim->connection, core_id, MakeBoard(core_id))) {
+  if (!service_.is_tcp() &&
+      !service_.handles->Bind(claim.connection, core_id, MakeBoard(core_id))) {
     service_.store->Run([&](core::StoreCore& core, core::TimeMs now_ms, core::Effects* effects) {
       core.DetachMapping(core_id, now_ms, effects);
     });
     EndSession();
     return UnknownToken();
   }
-  const std::string& tenant = service_.tenants->Name(claim->owner);
+  const std::string& tenant = service_.tenants->Name(claim.owner);
   Log(LogLevel::kInfo, "session opened",
-      {{"session", core_id}, {"tenant", tenant}, {"client", request.client_name()}});
+      {{"session", core_id},
+       {"tenant", tenant},
+       {"client", request.client_name()},
+       {"peer", service_.is_tcp() ? context.peer() : "unix"}});
   message_.set_epoch(service_.epoch);
   v1::SessionOpened* opened = message_.mutable_opened();
   opened->set_session_id(wire_id);

@@ -24,7 +24,9 @@ class SessionStream final : public grpc::ServerWriteReactor<v1::OpenSessionRespo
                             public std::enable_shared_from_this<SessionStream> {
  public:
   // The reactor to give to gRPC.
-  static SessionStream* Start(const ServiceContext& service, const v1::OpenSessionRequest& request);
+  static SessionStream* Start(const ServiceContext& service,
+                              const grpc::CallbackServerContext& context,
+                              const v1::OpenSessionRequest& request);
 
   explicit SessionStream(const ServiceContext& service) : service_(service) {}
 
@@ -38,7 +40,12 @@ class SessionStream final : public grpc::ServerWriteReactor<v1::OpenSessionRespo
 
  private:
   // Opens the session and fills the first message.
-  absl::Status Open(const v1::OpenSessionRequest& request);
+  absl::Status Open(const grpc::CallbackServerContext& context,
+                    const v1::OpenSessionRequest& request);
+  // Who opens the session: by its token, or on TCP by its certificate. On TCP no connection of the
+  // handle socket belongs to it.
+  absl::StatusOr<HandleServer::Claim> Identify(const grpc::CallbackServerContext& context,
+                                               const v1::OpenSessionRequest& request) const;
   absl::StatusOr<core::SessionId> OpenInCore(OwnerIdx owner);
   // Null: the system gave none.
   std::shared_ptr<TicketBoard> MakeBoard(core::SessionId core_id);

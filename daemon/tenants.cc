@@ -17,6 +17,12 @@ TenantTable::TenantTable(const Config& config, uid_t daemon_uid) : names_{kDefau
     const auto owner = static_cast<OwnerIdx>(found - names_.begin());
     if (found == names_.end()) names_.push_back(tenant.name);
     for (const uint32_t uid : tenant.uids) owner_of_uid_.emplace(uid, owner);
+    for (const std::string& name : tenant.certificates) owner_of_certificate_.emplace(name, owner);
+  }
+  for (const AdminConfig& admin : config.admins) {
+    for (const std::string& name : admin.certificates) {
+      admin_of_certificate_.emplace(name, admin.name);
+    }
   }
   owner_of_uid_.emplace(0, 0);
   owner_of_uid_.emplace(daemon_uid, 0);
@@ -37,6 +43,25 @@ std::optional<OwnerIdx> TenantTable::OwnerOf(uid_t uid) const {
   if (found != owner_of_uid_.end()) return found->second;
   if (any_uid_is_default_) return OwnerIdx{0};
   return std::nullopt;
+}
+
+std::optional<OwnerIdx> TenantTable::OwnerOf(std::span<const std::string> certificate_names) const {
+  std::optional<OwnerIdx> owner;
+  for (const std::string& name : certificate_names) {
+    const auto found = owner_of_certificate_.find(name);
+    if (found == owner_of_certificate_.end()) continue;
+    if (owner.has_value() && *owner != found->second) return std::nullopt;
+    owner = found->second;
+  }
+  return owner;
+}
+
+const std::string& TenantTable::AdminOf(std::span<const std::string> certificate_names) const {
+  for (const std::string& name : certificate_names) {
+    const auto found = admin_of_certificate_.find(name);
+    if (found != admin_of_certificate_.end()) return found->second;
+  }
+  return nobody_;
 }
 
 }  // namespace kvtier

@@ -4,6 +4,7 @@
 #include <sys/types.h>
 
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,11 @@ class TenantTable {
 
   // Empty: this uid may not open sessions.
   std::optional<OwnerIdx> OwnerOf(uid_t uid) const;
+  // For the names of one certificate (daemon/peer_names.h). Empty: none of them is a tenant's, or
+  // two are of two tenants.
+  std::optional<OwnerIdx> OwnerOf(std::span<const std::string> certificate_names) const;
+  // The name of the [[admin]] that one of them is; empty: no admin. Lives as long as the table.
+  const std::string& AdminOf(std::span<const std::string> certificate_names) const;
   // Owners are the numbers below this.
   OwnerIdx count() const { return static_cast<OwnerIdx>(names_.size()); }
   // What each may have on each tier, by number.
@@ -32,6 +38,9 @@ class TenantTable {
  private:
   std::vector<std::string> names_;
   absl::flat_hash_map<uid_t, OwnerIdx> owner_of_uid_;
+  absl::flat_hash_map<std::string, OwnerIdx> owner_of_certificate_;
+  absl::flat_hash_map<std::string, std::string> admin_of_certificate_;
+  const std::string nobody_;
   bool any_uid_is_default_ = false;
 };
 

@@ -19,6 +19,26 @@ TEST(TenantTableTest, MapsUidsToTenantsAndRefusesStrangers) {
   EXPECT_EQ(table.Name(1), "a");
 }
 
+TEST(TenantTableTest, MapsNamesOfCertificatesToTenantsAndAdmins) {
+  Config config;
+  config.server.default_tenant_uids = "any";
+  config.tenants = {{.name = "a", .certificates = {"spiffe://d/a", "dns:a.test"}},
+                    {.name = "b", .certificates = {"dns:b.test"}}};
+  config.admins = {{.name = "operator", .certificates = {"cn:me"}}};
+  const TenantTable table(config, 1000);
+  const auto owner_of = [&table](const std::vector<std::string>& names) {
+    return table.OwnerOf(names);
+  };
+  EXPECT_EQ(owner_of({"dns:x.test", "dns:a.test"}), 1U);
+  EXPECT_EQ(owner_of({"dns:b.test"}), 2U);
+  EXPECT_EQ(owner_of({"dns:a.test", "dns:b.test"}), std::nullopt) << "of two tenants";
+  EXPECT_EQ(owner_of({"cn:a.test"}), std::nullopt) << "the kind is part of the name";
+  EXPECT_EQ(owner_of({"cn:me"}), std::nullopt) << "an admin is no tenant";
+  EXPECT_EQ(owner_of({}), std::nullopt);
+  EXPECT_EQ(table.AdminOf(std::vector<std::string>{"dns:x.test", "cn:me"}), "operator");
+  EXPECT_EQ(table.AdminOf(std::vector<std::string>{"dns:a.test"}), "");
+}
+
 TEST(TenantTableTest, AnyUidIsDefaultWhenConfiguredSo) {
   Config config;
   config.server.default_tenant_uids = "any";

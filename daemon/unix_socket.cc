@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "daemon/unix_socket.h"
 
+#include <netinet/in.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -16,6 +17,28 @@
 #include "proto/base/status_util.h"
 
 namespace kvtier {
+namespace {
+
+// Ends the connections of this process whose own address `is_here`; not the listeners.
+template <typename IsHere>
+void ShutDownAcceptedAt(IsHere is_here) {
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", error)) {
+    const int fd = std::atoi(entry.path().filename().c_str());
+    sockaddr_storage address{};
+    socklen_t address_bytes = sizeof(address);
+    // Not a socket, or closed meanwhile: passed over. One that is reused meanwhile is either no
+    // socket of this address, or one to be ended too.
+    if (getsockname(fd, reinterpret_cast<sockaddr*>(&address), &address_bytes) != 0) continue;
+    if (!is_here(address)) continue;
+    int is_listener = 0;
+    socklen_t option_bytes = sizeof(is_listener);
+    if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &is_listener, &option_bytes) != 0) continue;
+    if (is_listener == 0) shutdown(fd, SHUT_RDWR);
+  }
+}
+
+}  // namespace
 
 UniqueFd& UniqueFd::operator=(UniqueFd&& other) noexcept {
   if (this != &other) {
@@ -125,20 +148,20 @@ absl::StatusOr<size_t> ReceiveWithFd(int socket, std::span<std::byte> message, U
 }
 
 void ShutDownAccepted(const std::string& path) {
-  std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", error)) {
-    const int fd = std::atoi(entry.path().filename().c_str());
-    sockaddr_un address{};
-    socklen_t address_bytes = sizeof(address);
-    // Not a socket, or closed meanwhile: passed over. One that is reused meanwhile is either no
-    // socket of this path, or one to be ended too.
-    if (getsockname(fd, reinterpret_cast<sockaddr*>(&address), &address_bytes) != 0) continue;
-    if (address.sun_family != AF_UNIX || address.sun_path != path) continue;
-    int is_listener = 0;
-    socklen_t option_bytes = sizeof(is_listener);
-    if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &is_listener, &option_bytes) != 0) continue;
-    if (is_listener == 0) shutdown(fd, SHUT_RDWR);
-  }
+  ShutDownAcceptedAt([&path](const sockaddr_storage& local) {
+    const auto& address = reinterpret_cast<const sockaddr_un&>(local);
+    return local.ss_family == AF_UNIX && address.sun_path == path;
+  });
+}
+
+void ShutDownAcceptedTcp(uint16_t port) {
+  ShutDownAcceptedAt([port](const sockaddr_storage& local) {
+    if (local.ss_family == AF_INET) {
+      return reinterpret_cast<const sockaddr_in&>(local).sin_port == htons(port);
+    }
+    return local.ss_family == AF_INET6 &&
+           reinterpret_cast<const sockaddr_in6&>(local).sin6_port == htons(port);
+  });
 }
 
 absl::StatusOr<uid_t> PeerUid(int fd) {

@@ -5,6 +5,7 @@
 #include <sys/types.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
@@ -74,6 +75,8 @@ absl::StatusOr<size_t> ReceiveWithFd(int socket, std::span<std::byte> message, U
 // Ends every connection that this process accepted on the stream socket at `path`, whoever holds
 // its descriptor. For stopping: gRPC waits for peers that take nothing.
 void ShutDownAccepted(const std::string& path);
+// The same for the TCP connections that were accepted at `port`.
+void ShutDownAcceptedTcp(uint16_t port);
 
 // Requires: `fd` is a connected unix socket.
 absl::StatusOr<uid_t> PeerUid(int fd);

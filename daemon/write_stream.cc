@@ -5,6 +5,7 @@
 #include <cstring>
 #include <utility>
 
+#include "daemon/call_admission.h"
 #include "daemon/requests.h"
 #include "proto/base/crc32c.h"
 #include "proto/base/reasons.h"
@@ -72,7 +73,7 @@ absl::StatusOr<bool> WriteStream::OnMessage() {
 
 absl::Status WriteStream::Begin(const v1::WriteHeader& header) {
   if (!parsed_.has_header) return BadArgument(Invalid("header: missing in the first message"));
-  KVT_ASSIGN_OR_RETURN(const auto client, service_.sessions->Find(header.session_id()));
+  KVT_ASSIGN_OR_RETURN(const auto client, AdmitCall(service_, *context_, header.session_id()));
   KVT_ASSIGN_OR_RETURN(
       const core::NamespaceSpec spec,
       service_.sessions->FindNamespace(header.session_id(), header.namespace_id()));

@@ -16,12 +16,13 @@ namespace kvtier::ctl {
 
 struct GlobalOptions {
   std::string run_dir = "/run/kvtierd";
+  client::TcpOptions tcp;
   bool json = false;
   double timeout_seconds = 10;
 
   uint32_t timeout_ms() const { return static_cast<uint32_t>(timeout_seconds * 1000); }
   client::AdminClient::Options admin() const {
-    return {.run_dir = run_dir, .timeout_ms = timeout_ms()};
+    return {.run_dir = run_dir, .timeout_ms = timeout_ms(), .tcp = tcp};
   }
 };
 

@@ -24,6 +24,8 @@ constexpr uint64_t kDescriptorsBesideSegments = 1024;
 // Below this a prefix of 1 GiB takes five seconds, and recomputing is the better choice.
 constexpr double kDiskBytesPerSecondMin = 200e6;
 constexpr int kCudaVersionMin = 13000;
+// Certificates of 30 days are changed by then.
+constexpr int64_t kCertificateSecondsMin = 7 * 86'400;
 
 uint64_t MemoryOf(const DoctorPlan& plan) {
   // On the GPU, hbm is no memory of this machine.
@@ -194,6 +196,29 @@ Finding ExamineRunDir(const DoctorPlan& plan, const DoctorFacts& facts) {
   return Good("run directory", "can be written");
 }
 
+Finding ExamineTls(const DoctorPlan& plan, const DoctorFacts& facts) {
+  if (plan.tcp_address.empty()) return Good("tls", "not asked for (server.tcp_address)");
+  if (!facts.tls_error.empty()) {
+    return Problem("tls", facts.tls_error,
+                   "server.tls_cert, server.tls_key and server.tls_ca must be PEM files that fit "
+                   "together, and the daemon's user must be able to read them");
+  }
+  const int64_t days = facts.tls_left_seconds / 86'400;
+  if (facts.tls_left_seconds < 0) {
+    return Problem("tls", absl::StrFormat("a certificate expired %d days ago", -days),
+                   "nobody can connect by TCP: put new certificates in place, which takes no "
+                   "restart");
+  }
+  const std::string found = absl::StrFormat("certificates are good for %d days", days);
+  if (facts.tls_left_seconds < kCertificateSecondsMin) {
+    return Warning("tls", found, "put new certificates in place, which takes no restart");
+  }
+  if (facts.tls_key_is_group_readable) {
+    return Warning("tls", "the group can read server.tls_key", "chmod 0600 " + plan.tls.key);
+  }
+  return Good("tls", found);
+}
+
 Finding ExamineClock(const DoctorFacts& facts) {
   if (facts.clock_is_synchronized) return Good("clock", "synchronized");
   return Warning("clock", "not synchronized",
@@ -276,6 +301,10 @@ absl::StatusOr<DoctorPlan> ReadDoctorPlan(std::string_view toml_text) {
   KVT_RETURN_IF_ERROR(ReadBytes(config, "hbm.segment_bytes", &plan.hbm_segment_bytes));
   KVT_RETURN_IF_ERROR(ReadBytes(config, "host.segment_bytes", &plan.host_segment_bytes));
   KVT_RETURN_IF_ERROR(ReadBytes(config, "nvme.segment_bytes", &plan.nvme_segment_bytes));
+  ReadText(config, "server.tcp_address", &plan.tcp_address);
+  ReadText(config, "server.tls_cert", &plan.tls.cert);
+  ReadText(config, "server.tls_key", &plan.tls.key);
+  ReadText(config, "server.tls_ca", &plan.tls.ca);
   plan.nvme_enabled = config.at_path("nvme.enabled").value_or(plan.nvme_enabled);
   std::string dirs;
   ReadText(config, "nvme.dirs", &dirs);
@@ -288,10 +317,10 @@ absl::StatusOr<DoctorPlan> ReadDoctorPlan(std::string_view toml_text) {
 }
 
 std::vector<Finding> Examine(const DoctorPlan& plan, const DoctorFacts& facts) {
-  std::vector<Finding> findings = {ExamineCuda(plan, facts),    ExamineMemory(plan, facts),
-                                   ExamineMemlock(plan, facts), ExamineHugePages(plan, facts),
-                                   ExamineNuma(facts),          ExamineDescriptors(plan, facts),
-                                   ExamineRunDir(plan, facts),  ExamineClock(facts)};
+  std::vector<Finding> findings = {
+      ExamineCuda(plan, facts),      ExamineMemory(plan, facts), ExamineMemlock(plan, facts),
+      ExamineHugePages(plan, facts), ExamineNuma(facts),         ExamineDescriptors(plan, facts),
+      ExamineRunDir(plan, facts),    ExamineTls(plan, facts),    ExamineClock(facts)};
   if (plan.nvme_enabled) {
     findings.push_back(ExamineData(plan, facts));
     findings.push_back(ExamineDirs(plan, facts));

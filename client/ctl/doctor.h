@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "proto/base/tls_material.h"
 
 namespace kvtier::ctl {
 
@@ -29,6 +30,9 @@ struct DoctorPlan {
   // Empty: below data_dir.
   std::vector<std::string> nvme_dirs = {};
   bool reserved_huge_pages = false;
+  // Empty: no TCP, and the files are not looked at.
+  std::string tcp_address;
+  TlsPaths tls;
 };
 
 // A TOML file of kvtierd, as --print-config writes it: keys that are missing keep their defaults.
@@ -66,6 +70,12 @@ struct DoctorFacts {
   std::string run_error;
   // Mode of admin.sock; 0: no daemon has run here.
   uint32_t admin_socket_mode = 0;
+
+  // Why TCP could not be served with its three files; empty: it could.
+  std::string tls_error;
+  bool tls_key_is_group_readable = false;
+  // From now to the end of the first certificate that ends; negative: it has ended.
+  int64_t tls_left_seconds = INT64_MAX;
 
   bool clock_is_synchronized = true;
   // Microseconds of the wall clock's estimated error; 0: unknown.

@@ -17,6 +17,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -25,6 +26,7 @@
 
 #include "client/ctl/doctor.h"
 #include "proto/base/status_util.h"
+#include "proto/base/tls_material.h"
 
 namespace kvtier::ctl {
 namespace {
@@ -233,6 +235,16 @@ void GatherRunDir(const DoctorPlan& plan, DoctorFacts* facts) {
   }
 }
 
+void GatherTls(const DoctorPlan& plan, DoctorFacts* facts) {
+  const auto material = ReadTlsMaterial(plan.tls);
+  if (!material.ok()) {
+    facts->tls_error = std::string(material.status().message());
+    return;
+  }
+  facts->tls_key_is_group_readable = material->key_is_group_readable;
+  facts->tls_left_seconds = material->first_expiry_seconds - std::time(nullptr);
+}
+
 void GatherClock(DoctorFacts* facts) {
   timex state{};
   const int result = adjtimex(&state);
@@ -296,6 +308,7 @@ DoctorFacts GatherFacts(const DoctorPlan& plan, bool measures_disk) {
     GatherDirs(plan, &facts);
   }
   GatherRunDir(plan, &facts);
+  if (!plan.tcp_address.empty()) GatherTls(plan, &facts);
   GatherClock(&facts);
   if (plan.device == "cuda") GatherCuda(&facts);
   return facts;

@@ -118,6 +118,26 @@ INSTANTIATE_TEST_SUITE_P(
               [](DoctorPlan*, DoctorFacts* facts) { facts->read_bytes_per_second = 90e6; }},
         Fault{"run directory", Verdict::kProblem, "tmpfiles",
               [](DoctorPlan*, DoctorFacts* facts) { facts->run_error = "Permission denied"; }},
+        Fault{"tls", Verdict::kProblem, "server.tls_key",
+              [](DoctorPlan* plan, DoctorFacts* facts) {
+                plan->tcp_address = "0.0.0.0:7443";
+                facts->tls_error = "/etc/kvtier/tls.key: No such file or directory";
+              }},
+        Fault{"tls", Verdict::kProblem, "no restart",
+              [](DoctorPlan* plan, DoctorFacts* facts) {
+                plan->tcp_address = "0.0.0.0:7443";
+                facts->tls_left_seconds = -1;
+              }},
+        Fault{"tls", Verdict::kWarning, "no restart",
+              [](DoctorPlan* plan, DoctorFacts* facts) {
+                plan->tcp_address = "0.0.0.0:7443";
+                facts->tls_left_seconds = 6 * 86'400;
+              }},
+        Fault{"tls", Verdict::kWarning, "chmod 0600",
+              [](DoctorPlan* plan, DoctorFacts* facts) {
+                plan->tcp_address = "0.0.0.0:7443";
+                facts->tls_key_is_group_readable = true;
+              }},
         Fault{"run directory", Verdict::kProblem, "0600",
               [](DoctorPlan*, DoctorFacts* facts) { facts->admin_socket_mode = 0666; }},
         Fault{"clock", Verdict::kWarning, "chrony",

@@ -27,6 +27,7 @@ Examples:
   kvtierctl eval-kv --quick
   kvtierctl plan --layers 80 --kv-heads 8 --head-dim 128 --card "96 GiB" --card-share 0.9
   kvtierctl doctor --config /etc/kvtier/kvtierd.toml
+  kvtierctl --address node7:7443 --tls-cert me.crt --tls-key me.key --tls-ca ca.crt status
   kvtierctl scales import Qwen3-8B-NVFP4 --out scales.json
   kvtierctl demo --daemon build/release/daemon/kvtierd --dir /tmp/kvtier-demo
 
@@ -86,6 +87,17 @@ void AddGlobalOptions(CLI::App* app, GlobalOptions* global) {
   app->add_option("--run-dir", global->run_dir, "Directory of the daemon's sockets")
       ->envname("KVTIER_RUN_DIR")
       ->capture_default_str();
+  app->add_option("--address", global->tcp.address,
+                  "HOST:PORT of a daemon on TCP, instead of its sockets")
+      ->envname("KVTIER_ADDRESS");
+  app->add_option("--tls-cert", global->tcp.cert_path, "With --address: your certificate, PEM")
+      ->envname("KVTIER_TLS_CERT");
+  app->add_option("--tls-key", global->tcp.key_path, "Its key, PEM")->envname("KVTIER_TLS_KEY");
+  app->add_option("--tls-ca", global->tcp.ca_path, "Authority of the daemon's certificate, PEM")
+      ->envname("KVTIER_TLS_CA");
+  app->add_option("--tls-server-name", global->tcp.server_name,
+                  "Name in the daemon's certificate, if it is not HOST")
+      ->envname("KVTIER_TLS_SERVER_NAME");
   app->add_flag("--json", global->json, "Print JSON, with a stable schema");
   app->add_option("--timeout", global->timeout_seconds, "Seconds that one call may take")
       ->check(CLI::Range(0.01, 86'400.0))

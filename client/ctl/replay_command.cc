@@ -129,6 +129,10 @@ void ProgressLine::Finish() {
 }
 
 absl::Status RunReplay(const GlobalOptions& global, const ReplayCommand& command) {
+  if (!global.tcp.address.empty()) {
+    return Invalid(
+        "replay maps the daemon's memory: run it on the daemon's node, without --address");
+  }
   ReplayOptions options;
   options.run_dir = global.run_dir;
   KVT_ASSIGN_OR_RETURN(options.layout, FindLayoutPreset(command.layout));

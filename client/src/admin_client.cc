@@ -27,18 +27,28 @@ absl::Status ExplainUnreachable(const std::string& socket_path, const absl::Stat
 
 AdminClient::AdminClient(const Options& options)
     : timeout_ms_(options.timeout_ms),
-      socket_path_(options.run_dir + "/admin.sock"),
-      stub_(v1::AdminService::NewStub(NewUnixChannel(socket_path_))) {}
+      socket_path_(options.tcp.address.empty() ? options.run_dir + "/admin.sock" : "") {
+  if (!socket_path_.empty()) {
+    stub_ = v1::AdminService::NewStub(NewUnixChannel(socket_path_));
+    return;
+  }
+  const auto channel = NewTcpChannel(options.tcp);
+  channel_status_ = channel.status();
+  if (channel.ok()) stub_ = v1::AdminService::NewStub(*channel);
+}
 
 template <typename Request, typename Response>
 absl::StatusOr<Response> AdminClient::Call(Method<Request, Response> method,
                                            const Request& request) {
+  KVT_RETURN_IF_ERROR(channel_status_);
   grpc::ClientContext context;
   SetDeadline(context, timeout_ms_);
   Response response;
   if (absl::Status status = FromGrpc((stub_.get()->*method)(&context, request, &response));
       !status.ok()) {
-    return absl::IsUnavailable(status) ? ExplainUnreachable(socket_path_, status) : status;
+    return absl::IsUnavailable(status) && !socket_path_.empty()
+               ? ExplainUnreachable(socket_path_, status)
+               : status;
   }
   return response;
 }

@@ -7,20 +7,23 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
+#include "kvtier/tls.h"
 #include "kvtier/v1/admin.grpc.pb.h"
 #include "proto/base/key.h"
 
 namespace kvtier::client {
 
-// kvtier.v1.AdminService over `<run_dir>/admin.sock`, one method a call. Thread-safe; calls block
-// until answered or for `timeout_ms`. Connects at the first call. Errors of every call: UNAVAILABLE
-// (no daemon there), DEADLINE_EXCEEDED, and those of the service with their reason
-// (proto/base/reasons.h).
+// kvtier.v1.AdminService over `<run_dir>/admin.sock` or TCP, one method a call. Thread-safe; calls
+// block until answered or for `timeout_ms`. Connects at the first call. Errors of every call:
+// UNAVAILABLE (no daemon there), DEADLINE_EXCEEDED, FAILED_PRECONDITION (a file of TcpOptions), and
+// those of the service with their reason (proto/base/reasons.h).
 class AdminClient {
  public:
   struct Options {
     std::string run_dir = "/run/kvtierd";
     uint32_t timeout_ms = 10'000;
+    // With an address: by TCP instead, for a certificate that is an [[admin]] of the daemon.
+    TcpOptions tcp = {};
   };
   explicit AdminClient(const Options& options);
 
@@ -42,8 +45,11 @@ class AdminClient {
   absl::StatusOr<Response> Call(Method<Request, Response> method, const Request& request);
 
   const uint32_t timeout_ms_;
+  // Empty over TCP.
   const std::string socket_path_;
-  const std::unique_ptr<v1::AdminService::Stub> stub_;
+  absl::Status channel_status_;
+  // Null when that is an error.
+  std::unique_ptr<v1::AdminService::Stub> stub_;
 };
 
 }  // namespace kvtier::client

@@ -7,15 +7,16 @@
 
 #include <chrono>
 
+#include "proto/base/status_util.h"
+#include "proto/base/tls_material.h"
+
 namespace kvtier::client {
 namespace {
 
 // Replies hold 16 bytes a block; payloads by value come in chunks of 1 MiB.
 constexpr int kMessageBytesMax = 4 << 20;
 
-}  // namespace
-
-std::shared_ptr<grpc::Channel> NewUnixChannel(const std::string& socket_path) {
+grpc::ChannelArguments NewArguments() {
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 20);
@@ -26,8 +27,41 @@ std::shared_ptr<grpc::Channel> NewUnixChannel(const std::string& socket_path) {
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   arguments.SetMaxReceiveMessageSize(kMessageBytesMax);
   arguments.SetMaxSendMessageSize(kMessageBytesMax);
+  return arguments;
+}
+
+}  // namespace
+
+std::shared_ptr<grpc::Channel> NewUnixChannel(const std::string& socket_path) {
   return grpc::CreateCustomChannel("unix:" + socket_path, grpc::InsecureChannelCredentials(),
-                                   arguments);
+                                   NewArguments());
+}
+
+absl::StatusOr<std::shared_ptr<grpc::Channel>> NewTcpChannel(const TcpOptions& options) {
+  if (options.cert_path.empty() || options.key_path.empty() || options.ca_path.empty()) {
+    return FailedPrecondition(
+        "TCP to %s needs three files: a certificate of your own, its key, and the authority of "
+        "the daemon's",
+        options.address);
+  }
+  const auto material =
+      ReadTlsMaterial({.cert = options.cert_path, .key = options.key_path, .ca = options.ca_path});
+  // Other codes would be taken for a daemon that is away.
+  if (!material.ok()) return FailedPrecondition("TLS: %s", material.status().message());
+  grpc::ChannelArguments arguments = NewArguments();
+  if (!options.server_name.empty()) arguments.SetSslTargetNameOverride(options.server_name);
+  // A connection that leads nowhere is found out; the daemon allows pings as often as this.
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 30'000);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 20'000);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  // A name's records may not configure this client.
+  arguments.SetInt(GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1);
+  return grpc::CreateCustomChannel(
+      "dns:///" + options.address,
+      grpc::SslCredentials({.pem_root_certs = material->roots,
+                            .pem_private_key = material->private_key,
+                            .pem_cert_chain = material->certificate_chain}),
+      arguments);
 }
 
 void SetDeadline(grpc::ClientContext& context, uint32_t timeout_ms) {

@@ -73,6 +73,7 @@ absl::Status CheckTier(uint8_t tier) {
 
 absl::StatusOr<Fill> Client::Reserve(const Namespace& ns, const std::optional<Key>& parent,
                                      std::span<const Key> keys, uint8_t tier) {
+  KVT_RETURN_IF_ERROR(impl_->CheckMapped());
   KVT_ASSIGN_OR_RETURN(const auto spec, impl_->SpecOf(ns));
   KVT_RETURN_IF_ERROR(CheckTier(tier));
   v1::ReserveRequest request;
@@ -167,6 +168,7 @@ absl::Status Client::Abort(const Namespace& ns, const Fill& fill) {
 }
 
 absl::StatusOr<Lease> Client::Acquire(const Namespace& ns, std::span<const Key> keys) {
+  KVT_RETURN_IF_ERROR(impl_->CheckMapped());
   KVT_ASSIGN_OR_RETURN(const auto spec, impl_->SpecOf(ns));
   v1::AcquireRequest request;
   request.set_keys(PackKeys(keys));

@@ -97,6 +97,15 @@ absl::Status Client::Impl::CheckProcess() const {
                             ::getpid());
 }
 
+absl::Status Client::Impl::CheckMapped() const {
+  if (options_.tcp.address.empty()) return absl::OkStatus();
+  return WithReason(
+      FailedPrecondition("this client reaches the daemon at %s by TCP, which maps no memory: use "
+                         "Write and Read, or the unix sockets of the daemon's node",
+                         options_.tcp.address),
+      reason::kNotMapped);
+}
+
 std::shared_ptr<Session> Client::Impl::PeekSession() const {
   absl::MutexLock lock(&mutex_);
   return session_;
@@ -115,7 +124,7 @@ absl::StatusOr<std::shared_ptr<Session>> Client::Impl::CurrentSession() {
   {
     absl::MutexLock lock(&mutex_);
     if (!opening_ended_.WaitFor(mutex_, TimeUntil(deadline), nobody_opens)) {
-      return Unavailable("another call is still waiting for the daemon at %s", options_.run_dir);
+      return Unavailable("another call is still waiting for the daemon at %s", place());
     }
     if (session_ != nullptr) {
       if (!session_->lost()) return session_;
@@ -142,6 +151,7 @@ absl::StatusOr<std::shared_ptr<Session>> Client::Impl::OpenUntil(MonotonicTime d
         static_cast<uint32_t>(std::clamp<int64_t>(remaining_ms, 1, options_.control_timeout_ms));
     absl::StatusOr<std::shared_ptr<Session>> session =
         Session::Open({.run_dir = options_.run_dir,
+                       .tcp = options_.tcp,
                        .client_name = options_.client_name,
                        .timeout_ms = timeout_ms,
                        .generation = generation,
@@ -149,7 +159,7 @@ absl::StatusOr<std::shared_ptr<Session>> Client::Impl::OpenUntil(MonotonicTime d
     if (session.ok() || !IsWorthConnectingAgain(session.status())) return session;
     if (TimeUntil(deadline) <= backoff) {
       if (session.status().code() == absl::StatusCode::kResourceExhausted) return session;
-      return Unavailable("no session with the daemon at %s in %d ms: %s", options_.run_dir,
+      return Unavailable("no session with the daemon at %s in %d ms: %s", place(),
                          options_.reconnect_timeout_ms, session.status().ToString());
     }
     if (closing_.WaitFor(backoff)) {

@@ -71,6 +71,9 @@ class Client::Impl {
   // FAILED_PRECONDITION in such a child. Comes before any lock is taken.
   absl::Status CheckProcess() const;
 
+  // FAILED_PRECONDITION (NOT_MAPPED) over TCP.
+  absl::Status CheckMapped() const;
+
   // The present session; opens one if there is none or it is lost. Blocks for up to
   // reconnect_timeout_ms.
   absl::StatusOr<std::shared_ptr<Session>> CurrentSession();
@@ -117,6 +120,11 @@ class Client::Impl {
                         uint32_t& namespace_id);
   std::shared_ptr<const NamespaceSpec> FindSpec(const NamespaceSpec& spec) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // Where the daemon is, for errors.
+  const std::string& place() const {
+    return options_.tcp.address.empty() ? options_.run_dir : options_.tcp.address;
+  }
 
   const ClientOptions options_;
   const pid_t pid_;

@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "absl/time/time.h"
-#include "client/src/channel.h"
 #include "proto/base/reasons.h"
 #include "proto/base/status_util.h"
 #include "proto/rpc/grpc_status.h"
@@ -28,21 +27,29 @@ absl::Status Restarted() {
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<Session>> Session::Open(const Options& options) {
-  KVT_ASSIGN_OR_RETURN(
-      std::shared_ptr<HandleConnection> connection,
-      HandleConnection::Open(options.run_dir + "/handles.sock", options.timeout_ms));
-  const std::string token = connection->token();
-  std::shared_ptr<Session> session(new Session(options, std::move(connection)));
+  std::shared_ptr<grpc::Channel> channel;
+  std::shared_ptr<HandleConnection> connection;
+  std::string token;
+  if (options.tcp.address.empty()) {
+    KVT_ASSIGN_OR_RETURN(
+        connection, HandleConnection::Open(options.run_dir + "/handles.sock", options.timeout_ms));
+    token = connection->token();
+    channel = NewUnixChannel(options.run_dir + "/kvtierd.sock");
+  } else {
+    KVT_ASSIGN_OR_RETURN(channel, NewTcpChannel(options.tcp));
+  }
+  std::shared_ptr<Session> session(new Session(options, std::move(channel), std::move(connection)));
   session->reader_ = std::jthread([raw = session.get(), token] { raw->ReadStream(token); });
   KVT_RETURN_IF_ERROR(session->AwaitOpened());
   return session;
 }
 
-Session::Session(const Options& options, std::shared_ptr<HandleConnection> connection)
+Session::Session(const Options& options, std::shared_ptr<grpc::Channel> channel,
+                 std::shared_ptr<HandleConnection> connection)
     : options_(options),
-      channel_(NewUnixChannel(options.run_dir + "/kvtierd.sock")),
+      channel_(std::move(channel)),
       stub_(v1::ContextStoreService::NewStub(channel_)),
-      epoch_(connection->epoch()),
+      epoch_(connection == nullptr ? 0 : connection->epoch()),
       segments_(std::move(connection), options.devices) {}
 
 Session::~Session() { MarkLost(); }
@@ -68,8 +75,10 @@ void Session::ReadStream(const std::string& token) {
     status = OnMessage(message);
     RepeatReleases();
   }
-  MarkLost();
+  // A stream that ended by itself says why, and would not if it were cancelled first.
+  if (!status.ok()) MarkLost();
   const absl::Status stream_status = FromGrpc(stream->Finish());
+  MarkLost();
   if (status.ok()) status = stream_status;
   segments_.Close();
   absl::MutexLock lock(&mutex_);
@@ -79,8 +88,9 @@ void Session::ReadStream(const std::string& token) {
 }
 
 absl::Status Session::OnMessage(const v1::OpenSessionResponse& message) {
-  if (message.epoch() != epoch_) return Restarted();
   absl::MutexLock lock(&mutex_);
+  if (epoch_ == 0 && !has_opened_) epoch_ = message.epoch();
+  if (message.epoch() != epoch_) return Restarted();
   if (has_opened_) return absl::OkStatus();
   if (!message.has_opened()) return Internal("the daemon began a session with a heartbeat");
   opened_ = message.opened();

@@ -17,6 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "client/src/channel.h"
 #include "client/src/segment_map.h"
 #include "client/src/ticket_board.h"
 #include "kvtier/v1/context_store.grpc.pb.h"
@@ -35,6 +36,8 @@ class Session {
 
   struct Options {
     std::string run_dir;
+    // With an address: a session over TCP, which maps nothing.
+    TcpOptions tcp;
     std::string client_name;
     // Of each step of opening, and of each exchange on the handle socket.
     uint32_t timeout_ms = 0;
@@ -76,7 +79,9 @@ class Session {
   absl::Status ReleaseLease(uint64_t lease_id, uint32_t timeout_ms);
 
  private:
-  Session(const Options& options, std::shared_ptr<HandleConnection> connection);
+  // `connection` is null over TCP.
+  Session(const Options& options, std::shared_ptr<grpc::Channel> channel,
+          std::shared_ptr<HandleConnection> connection);
 
   void ReadStream(const std::string& token);
   absl::Status OnMessage(const v1::OpenSessionResponse& message);
@@ -88,7 +93,9 @@ class Session {
   const Options options_;
   const std::shared_ptr<grpc::Channel> channel_;
   const std::unique_ptr<Stub> stub_;
-  const uint64_t epoch_;
+  // That of the connection; over TCP that of the first message, and 0 before. Constant once the
+  // session is open.
+  uint64_t epoch_;
   SegmentMap segments_;
   // A flag on its own: nothing is published with it.
   std::atomic<bool> lost_ = false;

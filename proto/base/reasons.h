@@ -20,6 +20,10 @@ inline constexpr std::string_view kBadArgument = "BAD_ARGUMENT";
 inline constexpr std::string_view kSessionUnknown = "SESSION_UNKNOWN";
 // PERMISSION_DENIED: the token is not one the handle socket gave out, or is used already.
 inline constexpr std::string_view kTokenUnknown = "TOKEN_UNKNOWN";
+// PERMISSION_DENIED: the certificate of a caller on TCP is no tenant's, or not the session's.
+inline constexpr std::string_view kIdentityUnknown = "IDENTITY_UNKNOWN";
+// FAILED_PRECONDITION: the call gives out mapped memory, and the caller is on TCP.
+inline constexpr std::string_view kNotMapped = "NOT_MAPPED";
 // FAILED_PRECONDITION: the namespace was not opened in this session.
 inline constexpr std::string_view kNamespaceUnknown = "NAMESPACE_UNKNOWN";
 // NOT_FOUND.

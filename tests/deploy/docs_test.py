@@ -26,7 +26,7 @@ def operations():
 def literals():
     """Every string literal of what operators see, adjacent ones joined."""
     found = []
-    for folder in ("daemon", "tiers", "client"):
+    for folder in ("daemon", "tiers", "client", "proto/base"):
         for path in sorted((ROOT / folder).rglob("*.cc")):
             if not re.search(r"_test\.cc$|/fake_", path.as_posix()):
                 text = re.sub(r'"\s*\n\s*"', "", path.read_text(encoding="utf-8"))

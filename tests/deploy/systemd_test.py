@@ -128,7 +128,7 @@ class InstallTest(unittest.TestCase):
                 "usr/lib/systemd/system/kvtierd.service",
                 "usr/lib/systemd/system/kvtierd@.service",
                 "usr/lib/sysusers.d/kvtier.conf", "usr/lib/tmpfiles.d/kvtier.conf",
-                "usr/share/kvtier/metrics.conf"})
+                "usr/share/kvtier/metrics.conf", "usr/share/kvtier/tcp.conf"})
             config.write_text("# mine\n")
             self.assertIn("kept", output(*install))
             self.assertEqual(config.read_text(), "# mine\n")

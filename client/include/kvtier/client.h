@@ -23,6 +23,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "kvtier/tls.h"
 #include "proto/base/key.h"
 #include "proto/base/layout.h"
 #include "proto/base/packed.h"
@@ -36,6 +37,8 @@ namespace kvtier::client {
 struct ClientOptions {
   // Directory of the daemon's sockets: kvtierd.sock, handles.sock.
   std::string run_dir = "/run/kvtierd";
+  // With an address, the daemon there instead of the sockets.
+  TcpOptions tcp = {};
   // Shown to operators, e.g. "vllm rank 0". At most 128 bytes.
   std::string client_name = "kvtier-client";
   // Deadline of calls that only touch the index.
@@ -208,6 +211,7 @@ class Client {
   // One byte (Residency bits) per block from the start of the chain, up to the first gap.
   absl::StatusOr<std::vector<uint8_t>> Lookup(const Namespace& ns, std::span<const Key> keys);
 
+  // Not over TCP: FAILED_PRECONDITION (NOT_MAPPED), as Acquire.
   // `tier`: 1 hbm, 2 host. A block that hbm can make no room for is placed on host. A chain of at
   // most 4,096 keys, as in every call that takes keys.
   absl::StatusOr<Fill> Reserve(const Namespace& ns, const std::optional<Key>& parent,
