@@ -20,7 +20,7 @@ absl::StatusOr<OwnerIdx> TenantOfPeer(const TenantTable& tenants, const grpc::Au
 
 absl::StatusOr<SessionTable::Session> AdmitCall(const ServiceContext& service,
                                                 const grpc::CallbackServerContext& context,
-                                                uint64_t session_id) {
+                                                uint64_t session_id, bool gives_back) {
   KVT_ASSIGN_OR_RETURN(const SessionTable::Session session, service.sessions->Find(session_id));
   if (service.is_tcp()) {
     KVT_ASSIGN_OR_RETURN(const OwnerIdx owner,
@@ -29,6 +29,9 @@ absl::StatusOr<SessionTable::Session> AdmitCall(const ServiceContext& service,
       return WithReason(PermissionDenied("the session is of another tenant than the certificate"),
                         reason::kIdentityUnknown);
     }
+  }
+  if (service.rates != nullptr && !gives_back) {
+    KVT_RETURN_IF_ERROR(service.rates->Take(session.owner));
   }
   return session;
 }

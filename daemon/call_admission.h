@@ -11,10 +11,12 @@
 namespace kvtier {
 
 // The session of a call. Errors: ABORTED (SESSION_UNKNOWN); PERMISSION_DENIED (IDENTITY_UNKNOWN)
-// when the caller's certificate is not that of the session's tenant. Never blocks.
+// when the caller's certificate is not that of the session's tenant; RESOURCE_EXHAUSTED
+// (RATE_LIMITED), unless the call gives something back: what is held longer helps nobody. Never
+// blocks.
 absl::StatusOr<SessionTable::Session> AdmitCall(const ServiceContext& service,
                                                 const grpc::CallbackServerContext& context,
-                                                uint64_t session_id);
+                                                uint64_t session_id, bool gives_back = false);
 
 // The tenant of a caller on TCP. PERMISSION_DENIED (IDENTITY_UNKNOWN) naming the certificate.
 absl::StatusOr<OwnerIdx> TenantOfPeer(const TenantTable& tenants, const grpc::AuthContext& peer);

@@ -152,7 +152,7 @@ absl::Status ParseTenantShare(const std::string& key, const toml::node& node,
     return absl::OkStatus();
   }
   return Invalid(
-      "tenant.%s: unknown key (known: name, uids, certificates, and "
+      "tenant.%s: unknown key (known: name, uids, certificates, calls_per_second, and "
       "hbm|host|nvme with _quota or "
       "_reserve)",
       key);
@@ -173,6 +173,12 @@ absl::StatusOr<TenantConfig> ParseTenant(const toml::node& node) {
       KVT_ASSIGN_OR_RETURN(tenant.uids, ParseUids(value));
     } else if (key.str() == "certificates") {
       KVT_ASSIGN_OR_RETURN(tenant.certificates, ParseCertificates("tenant", value));
+    } else if (key.str() == "calls_per_second") {
+      const auto* rate = value.as_integer();
+      if (rate == nullptr || rate->get() < 1 || rate->get() > 1'000'000) {
+        return Invalid("tenant.calls_per_second: needs an integer, 1..1000000");
+      }
+      tenant.calls_per_second = static_cast<uint32_t>(rate->get());
     } else {
       KVT_RETURN_IF_ERROR(ParseTenantShare(std::string(key.str()), value, &tenant));
     }

@@ -37,6 +37,8 @@ struct TenantConfig {
   std::array<std::optional<TierShare>, 3> quotas = {};
   std::array<std::optional<TierShare>, 3> reserves = {};
   std::vector<std::string> certificates = {};
+  // In the place of server.tenant_calls_per_second; 0: that one.
+  uint32_t calls_per_second = 0;
 };
 
 // Peers on TCP whose certificate has one of these names may call AdminService.
@@ -81,6 +83,8 @@ struct ServerConfig {
   // "same": uid 0 and the daemon's own uid are the tenant "default". "any": every uid that no other
   // tenant names is.
   std::string default_tenant_uids = "same";
+  // What each tenant may make; 0: no limit.
+  uint32_t tenant_calls_per_second = 0;
   // Mutual TLS on TCP: "0.0.0.0:7443". Empty: unix sockets only.
   std::string tcp_address;
   std::string tls_cert;

@@ -81,6 +81,11 @@ const std::vector<KeySpec>& Keys() {
        ChoiceKey{KVTIER_FIELD(server.default_tenant_uids), {"same", "any"}},
        "Who is the tenant \"default\": uid 0 and the daemon's own uid, or every uid that no "
        "[[tenant]] names."},
+      {"server.tenant_calls_per_second",
+       IntegerKey{KVTIER_FIELD(server.tenant_calls_per_second), 0, 1'000'000},
+       "Calls that each tenant may make in a second, with those of one second at once; the client "
+       "library waits for what is more. calls_per_second of a [[tenant]] is stronger; 0 is no "
+       "limit."},
       {"server.tcp_address", AddressKey{KVTIER_FIELD(server.tcp_address)},
        "Where engines and admins of other machines reach the daemon by TCP with mutual TLS, which "
        "needs the three files of server.tls_*; empty is nowhere. Who is which tenant or admin is "
@@ -497,6 +502,9 @@ std::string PrintConfig(const Config& config) {
       }
     }
     text += PrintCertificates(tenant.certificates);
+    if (tenant.calls_per_second > 0) {
+      text += absl::StrFormat("calls_per_second = %d\n", tenant.calls_per_second);
+    }
   }
   for (const AdminConfig& admin : config.admins) {
     text += absl::StrFormat("\n[[admin]]\nname = %s\n", Quoted(admin.name));

@@ -184,6 +184,8 @@ INSTANTIATE_TEST_SUITE_P(
                     BadValue{"[[tenant]]\nname = \"a\"\ncertificates = [\"cn:x\"]\n"
                              "[[tenant]]\nname = \"b\"\ncertificates = [\"cn:x\"]",
                              "cn:x appears twice"},
+                    BadValue{"[[tenant]]\nname = \"a\"\nuids = [1]\ncalls_per_second = 0",
+                             "tenant.calls_per_second"},
                     BadValue{"[[admin]]\nname = \"a\"", "admin.certificates"},
                     BadValue{"[[admin]]\ncertificates = [\"cn:x\"]", "admin.name"},
                     BadValue{"[[admin]]\nname = \"a\"\nuids = [1]", "admin.uids"},
@@ -263,6 +265,7 @@ TEST(ConfigTest, NamesOfCertificatesHaveAKind) {
   const auto config = LoadToml(
       "[[tenant]]\nname = \"a\"\n"
       "certificates = [\"spiffe://d/p/q\", \"dns:Host.Test\", \"cn:A b\"]\n"
+      "calls_per_second = 5\n"
       "[[admin]]\nname = \"ops\"\ncertificates = [\"cn:A b\"]\n");
   ASSERT_TRUE(config.ok()) << config.status();
   EXPECT_THAT(config->tenants[0].certificates,
@@ -272,6 +275,7 @@ TEST(ConfigTest, NamesOfCertificatesHaveAKind) {
   const auto again = LoadToml(PrintConfig(*config));
   ASSERT_TRUE(again.ok()) << again.status();
   EXPECT_EQ(again->tenants[0].certificates, config->tenants[0].certificates);
+  EXPECT_EQ(again->tenants[0].calls_per_second, 5U);
   EXPECT_EQ(again->admins[0].certificates, config->admins[0].certificates);
   for (const char* name :
        {"", "host", "spiffe://", "spiffe://d", "spiffe://d/", "spiffe:///p", "spiffe://d/a b",

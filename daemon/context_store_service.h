@@ -4,6 +4,8 @@
 #include <grpcpp/server_context.h>
 #include <grpcpp/support/server_callback.h>
 
+#include <type_traits>
+
 #include "daemon/answer.h"
 #include "daemon/call_admission.h"
 #include "daemon/requests.h"
@@ -74,7 +76,10 @@ class ContextStoreService final : public v1::ContextStoreService::WithRawCallbac
   // A call that never waits: admits it, has its body done, and ends it.
   template <typename Request, typename Response>
   Unary* AnswerNow(Context* context, const Request& request, Response* response) {
-    absl::Status status = AdmitCall(service_, *context, request.session_id()).status();
+    constexpr bool kGivesBack = std::is_same_v<Request, v1::ReleaseRequest> ||
+                                std::is_same_v<Request, v1::AbortRequest> ||
+                                std::is_same_v<Request, v1::CancelPrefetchRequest>;
+    absl::Status status = AdmitCall(service_, *context, request.session_id(), kGivesBack).status();
     if (status.ok()) status = Do(request, response);
     return FinishNow(context, status, service_.epoch, response);
   }

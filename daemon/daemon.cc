@@ -20,6 +20,7 @@
 #include <utility>
 
 #include "absl/synchronization/notification.h"
+#include "daemon/admin_auditor.h"
 #include "daemon/fd_store.h"
 #include "daemon/holder.h"
 #include "daemon/log.h"
@@ -102,7 +103,8 @@ Daemon::Daemon(const Config& config, RunDir run_dir, std::shared_ptr<CudaDriver>
       epoch_(RandomNonZero()),
       tenants_(config, geteuid()),
       run_dir_(std::move(run_dir)),
-      cuda_(std::move(cuda)) {}
+      cuda_(std::move(cuda)),
+      rates_(&tenants_) {}
 
 Daemon::~Daemon() { Stop(); }
 
@@ -393,6 +395,7 @@ absl::Status Daemon::Listen() {
                                                            .tenants = &tenants_,
                                                            .sessions = &sessions_,
                                                            .hash_domains = &hash_domains_,
+                                                           .rates = &rates_,
                                                            .session_calls = session_calls_.get(),
                                                            .data_calls = data_calls_.get()});
   admin_service_ = std::make_unique<AdminService>(AdminOptions(), store_.get(), &tenants_);
@@ -460,6 +463,7 @@ absl::StatusOr<std::unique_ptr<grpc::Server>> Daemon::ListenGrpc(grpc::Service* 
   int bound = 0;
   builder.AddListeningPort("unix:" + socket_path, grpc::InsecureServerCredentials(), &bound);
   builder.RegisterService(service);
+  AuditAdminCalls(&builder, &tenants_);
   SetLimits(&builder);
   std::unique_ptr<grpc::Server> server;
   {

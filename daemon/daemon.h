@@ -132,6 +132,7 @@ class Daemon {
   std::unique_ptr<Store> store_;
   // Null: nothing is learned, or there is no place to keep it.
   std::unique_ptr<PolicyFile> policy_file_;
+  TenantRates rates_;
   SessionTable sessions_;
   HashDomains hash_domains_;
   // Apart: the id of a session on a unix socket is worth nothing on TCP.

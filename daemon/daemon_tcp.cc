@@ -3,6 +3,7 @@
 // Daemon: the services on TCP.
 #include <grpcpp/server_builder.h>
 
+#include "daemon/admin_auditor.h"
 #include "daemon/daemon.h"
 #include "daemon/log.h"
 #include "daemon/tls_server.h"
@@ -25,6 +26,7 @@ absl::Status Daemon::ListenTcp() {
                                                            .tenants = &tenants_,
                                                            .sessions = &tcp_sessions_,
                                                            .hash_domains = &hash_domains_,
+                                                           .rates = &rates_,
                                                            .session_calls = session_calls_.get(),
                                                            .data_calls = data_calls_.get()});
   tcp_admin_service_ = std::make_unique<AdminService>(AdminOptions(), store_.get(), &tenants_);
@@ -33,6 +35,7 @@ absl::Status Daemon::ListenTcp() {
   KVT_RETURN_IF_ERROR(AddTlsPort(config_.server, &tenants_, &builder, &port));
   builder.RegisterService(tcp_service_.get());
   builder.RegisterService(tcp_admin_service_.get());
+  AuditAdminCalls(&builder, &tenants_);
   SetLimits(&builder);
   tcp_server_ = builder.BuildAndStart();
   if (tcp_server_ == nullptr || port == 0) {

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "daemon/audit.h"
 #include "daemon/log.h"
 #include "daemon/monotonic.h"
 #include "daemon/random_bytes.h"
@@ -155,6 +156,10 @@ void HandleServer::Admit(UniqueFd fd) {
   const absl::StatusOr<uid_t> uid = PeerUid(fd.get());
   const std::optional<OwnerIdx> owner = uid.ok() ? tenants_->OwnerOf(*uid) : std::nullopt;
   if (!owner.has_value()) {
+    AuditRefusal({.who = uid.ok() ? absl::StrFormat("uid %d", *uid) : "unknown",
+                  .peer = "unix",
+                  .what = "handle connection",
+                  .outcome = "PERMISSION_DENIED: no tenant has this uid"});
     Send(fd.get(), NewReply(HandleStatus::kForbidden), -1);
     return;
   }

@@ -13,4 +13,11 @@ inline uint64_t MonotonicMs() {
                                    .count());
 }
 
+// Microseconds of the same clock.
+inline uint64_t MonotonicUs() {
+  return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(
+                                   std::chrono::steady_clock::now().time_since_epoch())
+                                   .count());
+}
+
 }  // namespace kvtier

@@ -8,6 +8,7 @@
 #include "daemon/live_calls.h"
 #include "daemon/session_table.h"
 #include "daemon/store.h"
+#include "daemon/tenant_rates.h"
 #include "daemon/tenants.h"
 
 namespace kvtier {
@@ -25,6 +26,8 @@ struct ServiceContext {
   const TenantTable* tenants = nullptr;
   SessionTable* sessions = nullptr;
   HashDomains* hash_domains = nullptr;
+  // One for all services: a tenant has its rate once. Null: no limits.
+  TenantRates* rates = nullptr;
   // OpenSession streams.
   LiveCalls* session_calls = nullptr;
   // Write and Read streams.

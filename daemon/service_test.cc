@@ -57,6 +57,57 @@ TEST_F(ServiceTest, PutThenAcquireInPlace) {
   EXPECT_EQ(Counters().lease_count, 0U);
 }
 
+TEST_F(ServiceTest, ATenantsCallsHaveARate) {
+  daemon_.reset();
+  config_.server.tenant_calls_per_second = 5;
+  Start();
+  // The session and the layout are two.
+  const auto client = NewClient();
+  const auto keys = TestChain(1, 1);
+  auto request = client->Ask<v1::LookupRequest>();
+  request.set_keys(PackKeys(keys));
+  v1::LookupResponse found;
+  absl::Status status;
+  int served_count = 0;
+  const uint64_t start_ms = MonotonicMs();
+  while (served_count < 100) {
+    status = FromGrpc(client->stub().Lookup(TestClient::Deadline().get(), request, &found));
+    if (!status.ok()) break;
+    ++served_count;
+  }
+  // Of those that came in since, there may be more.
+  EXPECT_LE(served_count, 3 + static_cast<int>((MonotonicMs() - start_ms) / 200));
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+  EXPECT_EQ(ReasonOf(status), reason::kRateLimited);
+  EXPECT_THAT(std::string(status.message()), testing::HasSubstr("more than 5 calls a second"));
+  ASSERT_TRUE(RetryDelayMsOf(status).has_value());
+  EXPECT_LE(*RetryDelayMsOf(status), 201U);
+  // What gives something back is not held up.
+  v1::ReleaseRequest release;
+  release.set_session_id(client->session_id);
+  v1::ReleaseResponse released;
+  for (int i = 0; i < 10; ++i) {
+    EXPECT_TRUE(client->stub().Release(TestClient::Deadline().get(), release, &released).ok());
+  }
+}
+
+TEST_F(ServiceTest, ActsOfAdminsAndRefusedSessionsAreAudited) {
+  const auto client = NewClient();
+  TestClient stranger(config_.server.run_dir);
+  testing::internal::CaptureStderr();
+  v1::GetStatusResponse looked;
+  EXPECT_TRUE(client->admin().GetStatus(TestClient::Deadline().get(), {}, &looked).ok());
+  v1::FlushResponse flushed;
+  EXPECT_TRUE(client->admin().Flush(TestClient::Deadline().get(), {}, &flushed).ok());
+  EXPECT_FALSE(stranger.Open("no token"));
+  const std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_THAT(log, testing::ContainsRegex("audit who=admin.sock peer=\"?unix:.* what=Flush "
+                                          "outcome=OK"));
+  EXPECT_THAT(log, testing::HasSubstr("audit who=\"client test\" peer=unix what=OpenSession "
+                                      "outcome=\"PERMISSION_DENIED: token"));
+  EXPECT_THAT(log, testing::Not(testing::HasSubstr("GetStatus"))) << "looking is no act";
+}
+
 TEST_F(ServiceTest, ContextsPauseAndResumeForReal) {
   const auto client = NewClient();
   const auto keys = TestChain(1, 4);

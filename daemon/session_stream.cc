@@ -3,8 +3,10 @@
 
 #include <utility>
 
+#include "daemon/audit.h"
 #include "daemon/call_admission.h"
 #include "daemon/log.h"
+#include "daemon/peer_names.h"
 #include "daemon/requests.h"
 #include "proto/base/reasons.h"
 #include "proto/base/status_util.h"
@@ -32,6 +34,11 @@ SessionStream* SessionStream::Start(const ServiceContext& service,
   stream->self_ = stream;
   const absl::Status opened = stream->Open(context, request);
   if (!opened.ok()) {
+    AuditRefusal({.who = service.is_tcp() ? JoinPeerNames(PeerNames(*context.auth_context()))
+                                          : "client " + request.client_name(),
+                  .peer = service.is_tcp() ? context.peer() : "unix",
+                  .what = "OpenSession",
+                  .outcome = opened.ToString(absl::StatusToStringMode::kWithNoExtraData)});
     stream->RequestFinish(opened);
     return stream.get();
   }
@@ -84,6 +91,7 @@ absl::Status SessionStream::Open(const grpc::CallbackServerContext& context,
                                  const v1::OpenSessionRequest& request) {
   KVT_RETURN_IF_ERROR(CheckTextBytes(request.client_name(), kClientNameBytesMax, "client_name"));
   KVT_ASSIGN_OR_RETURN(const HandleServer::Claim claim, Identify(context, request));
+  if (service_.rates != nullptr) KVT_RETURN_IF_ERROR(service_.rates->Take(claim.owner));
   KVT_ASSIGN_OR_RETURN(const core::SessionId core_id, OpenInCore(claim.owner));
   const uint64_t wire_id = service_.sessions->Add({.core_id = core_id, .owner = claim.owner});
   {

@@ -10,12 +10,17 @@ constexpr char kDefaultTenant[] = "default";
 
 }  // namespace
 
-TenantTable::TenantTable(const Config& config, uid_t daemon_uid) : names_{kDefaultTenant} {
+TenantTable::TenantTable(const Config& config, uid_t daemon_uid)
+    : names_{kDefaultTenant}, calls_per_second_{config.server.tenant_calls_per_second} {
   for (const TenantConfig& tenant : config.tenants) {
     // A [[tenant]] named "default" adds uids to it.
     const auto found = std::find(names_.begin(), names_.end(), tenant.name);
     const auto owner = static_cast<OwnerIdx>(found - names_.begin());
-    if (found == names_.end()) names_.push_back(tenant.name);
+    if (found == names_.end()) {
+      names_.push_back(tenant.name);
+      calls_per_second_.push_back(config.server.tenant_calls_per_second);
+    }
+    if (tenant.calls_per_second != 0) calls_per_second_[owner] = tenant.calls_per_second;
     for (const uint32_t uid : tenant.uids) owner_of_uid_.emplace(uid, owner);
     for (const std::string& name : tenant.certificates) owner_of_certificate_.emplace(name, owner);
   }

@@ -28,6 +28,8 @@ class TenantTable {
   std::optional<OwnerIdx> OwnerOf(std::span<const std::string> certificate_names) const;
   // The name of the [[admin]] that one of them is; empty: no admin. Lives as long as the table.
   const std::string& AdminOf(std::span<const std::string> certificate_names) const;
+  // Calls a second; 0: no limit. Requires: `owner` is below count().
+  uint32_t CallsPerSecond(OwnerIdx owner) const { return calls_per_second_.at(owner); }
   // Owners are the numbers below this.
   OwnerIdx count() const { return static_cast<OwnerIdx>(names_.size()); }
   // What each may have on each tier, by number.
@@ -37,6 +39,8 @@ class TenantTable {
 
  private:
   std::vector<std::string> names_;
+  // Of each of names_.
+  std::vector<uint32_t> calls_per_second_;
   absl::flat_hash_map<uid_t, OwnerIdx> owner_of_uid_;
   absl::flat_hash_map<std::string, OwnerIdx> owner_of_certificate_;
   absl::flat_hash_map<std::string, std::string> admin_of_certificate_;

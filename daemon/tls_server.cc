@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "daemon/audit.h"
 #include "daemon/log.h"
 #include "daemon/peer_names.h"
 #include "proto/base/status_util.h"
@@ -48,8 +49,11 @@ class CallGate final : public grpc::AuthMetadataProcessor {
                                  ? tenants_->OwnerOf(names).has_value()
                                  : !tenants_->AdminOf(names).empty();
     if (is_admitted) return grpc::Status::OK;
-    Log(LogLevel::kWarning, "call refused",
-        {{"certificate", JoinPeerNames(names)}, {"method", method}});
+    // gRPC does not tell a gate from where the peer comes.
+    AuditRefusal({.who = JoinPeerNames(names),
+                  .peer = "tcp",
+                  .what = std::string(method.substr(method.rfind('/') + 1)),
+                  .outcome = "PERMISSION_DENIED"});
     return grpc::Status(grpc::StatusCode::PERMISSION_DENIED,
                         absl::StrFormat("the certificate (%s) may not call %s: see [[tenant]] and "
                                         "[[admin]] of the daemon's configuration",

@@ -60,6 +60,46 @@ std::vector<std::pair<const char*, Spoil>> SpoiltResults() {
   };
 }
 
+// What the daemon says to the first `count` calls of each name but OpenSession and RegisterLayout.
+std::function<grpc::Status(const std::string&)> RefuseForRate(int count, uint32_t delay_ms) {
+  auto left = std::make_shared<std::atomic<int>>(count);
+  return [left, delay_ms](const std::string& method) {
+    if (method == "OpenSession" || method == "RegisterLayout" || (*left)-- <= 0) {
+      return grpc::Status::OK;
+    }
+    return ToGrpc(
+        WithRetryDelay(WithReason(Exhausted("too fast"), reason::kRateLimited), delay_ms));
+  };
+}
+
+TEST_F(ClientFaultsTest, WaitsForTheRateWithinItsBudget) {
+  const auto client = Connect();
+  const Namespace ns = Register(*client);
+  const std::vector<Key> keys = KeysFrom(ns, 0, 2);
+  daemon_->hooks.before = RefuseForRate(3, 1);
+  EXPECT_TRUE(client->Lookup(ns, keys).ok());
+  EXPECT_EQ(daemon_->CallCount("Lookup"), 4);
+  // Seven of ten are left, and what the answers earned is less than one.
+  daemon_->hooks.before = RefuseForRate(1000, 1);
+  const absl::Status status = client->Lookup(ns, keys).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(ReasonOf(status), reason::kRateLimited);
+  EXPECT_EQ(daemon_->CallCount("Lookup"), 12);
+  EXPECT_EQ(client->stats().reopen_count, 0U);
+}
+
+TEST_F(ClientFaultsTest, DoesNotWaitLongerForTheRateThanItsDeadline) {
+  const auto client = Connect();
+  const Namespace ns = Register(*client);
+  daemon_->hooks.before = RefuseForRate(1, 50'000);
+  const absl::Status status = client->Lookup(ns, KeysFrom(ns, 0, 1)).status();
+  EXPECT_EQ(ReasonOf(status), reason::kRateLimited);
+  EXPECT_EQ(daemon_->CallCount("Lookup"), 1);
+  // Others are repeated, too: what was refused was not done.
+  daemon_->hooks.before = RefuseForRate(1, 1);
+  EXPECT_TRUE(client->Reserve(ns, std::nullopt, KeysFrom(ns, 0, 1)).ok());
+}
+
 TEST_F(ClientFaultsTest, MalformedReservationsAreErrorsAndAreGivenBack) {
   const auto client = Connect();
   const Namespace ns = Register(*client);

@@ -14,6 +14,9 @@ namespace {
 
 constexpr absl::Duration kFirstBackoff = absl::Milliseconds(20);
 constexpr absl::Duration kBackoffMax = absl::Milliseconds(200);
+// Of repeats for a rate: ten at once, and one for every ten other answers.
+constexpr int kRepeatBudgetMax = 100;
+constexpr int kRepeatCost = 10;
 
 // A daemon that is starting, restarting or full for the moment may answer the next attempt.
 bool IsWorthConnectingAgain(const absl::Status& status) {
@@ -169,18 +172,41 @@ absl::StatusOr<std::shared_ptr<Session>> Client::Impl::OpenUntil(MonotonicTime d
   }
 }
 
+bool Client::Impl::AwaitRate(const absl::Status& status, MonotonicTime patience) {
+  if (ReasonOf(status) != reason::kRateLimited) {
+    // One repeat in ten calls.
+    if (repeat_budget_.load(std::memory_order_relaxed) < kRepeatBudgetMax) ++repeat_budget_;
+    return false;
+  }
+  absl::Duration delay = absl::Milliseconds(RetryDelayMsOf(status).value_or(1));
+  // Threads that were told the same do not come back together.
+  const auto spread = static_cast<double>(spread_.fetch_add(7, std::memory_order_relaxed) % 16);
+  delay *= 1 + spread / 32;
+  if (delay > TimeUntil(patience)) return false;
+  if (repeat_budget_.fetch_sub(kRepeatCost) < kRepeatCost) {
+    repeat_budget_ += kRepeatCost;
+    return false;
+  }
+  return !closing_.WaitFor(delay);
+}
+
 absl::Status Client::Impl::InSession(const SessionUse& use,
                                      absl::FunctionRef<absl::Status(Session&)> attempt) {
   KVT_RETURN_IF_ERROR(CheckProcess());
-  for (bool may_repeat = use.repeat;; may_repeat = false) {
+  const MonotonicTime patience = MonotonicDeadline(absl::Milliseconds(options_.control_timeout_ms));
+  bool may_repeat = use.repeat;
+  while (true) {
     KVT_ASSIGN_OR_RETURN(const std::shared_ptr<Session> session, CurrentSession());
     if (use.generation.has_value() && session->generation() != *use.generation) {
       return SessionGone();
     }
     absl::Status status = attempt(*session);
-    if (status.ok() || !IsSessionLoss(status)) return status;
+    if (!IsSessionLoss(status)) {
+      if (!AwaitRate(status, patience)) return status;
+      continue;
+    }
     session->MarkLost();
-    if (may_repeat) continue;
+    if (std::exchange(may_repeat, false)) continue;
     if (use.repeat) {
       return Unavailable("the daemon went away twice during one call: %s", status.ToString());
     }

@@ -126,6 +126,10 @@ class Client::Impl {
     return options_.tcp.address.empty() ? options_.run_dir : options_.tcp.address;
   }
 
+  // Whether to make a call again that was answered so: after waiting for what a rate demands, if
+  // that is before `patience` and within the budget.
+  bool AwaitRate(const absl::Status& status, MonotonicTime patience);
+
   const ClientOptions options_;
   const pid_t pid_;
   const std::shared_ptr<DeviceMap> devices_;
@@ -133,6 +137,9 @@ class Client::Impl {
   TimedNotification closing_;
   // A count on its own.
   std::atomic<uint64_t> copied_bytes_ = 0;
+  // What repeats cost, and other answers earn. Counts on their own.
+  std::atomic<int> repeat_budget_ = 100;
+  std::atomic<uint32_t> spread_ = 0;
 
   mutable absl::Mutex mutex_;
   std::shared_ptr<Session> session_ ABSL_GUARDED_BY(mutex_);

@@ -4,6 +4,8 @@
 // branch on them; messages are for people and may change.
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -37,6 +39,9 @@ inline constexpr std::string_view kContextRange = "CONTEXT_RANGE";
 inline constexpr std::string_view kLimitReached = "LIMIT_REACHED";
 // RESOURCE_EXHAUSTED: the tenant's quota; the message has the numbers. Carries RetryInfo.
 inline constexpr std::string_view kQuotaReached = "QUOTA_REACHED";
+// RESOURCE_EXHAUSTED: the tenant's calls are more than its rate allows; nothing was done. Carries
+// RetryInfo with the time after which the next one is served.
+inline constexpr std::string_view kRateLimited = "RATE_LIMITED";
 // UNAVAILABLE: the daemon is stopping or a part of it cannot answer. Carries RetryInfo.
 inline constexpr std::string_view kDraining = "DRAINING";
 inline constexpr std::string_view kTierUnavailable = "TIER_UNAVAILABLE";
@@ -48,5 +53,10 @@ inline constexpr std::string_view kInternal = "INTERNAL";
 absl::Status WithReason(absl::Status status, std::string_view reason);
 // The attached reason, or empty.
 std::string ReasonOf(const absl::Status& status);
+
+// Attaches how long to wait before the same again; it travels as RetryInfo. No effect on OK.
+absl::Status WithRetryDelay(absl::Status status, uint32_t delay_ms);
+// The attached delay in milliseconds, if there is one.
+std::optional<uint32_t> RetryDelayMsOf(const absl::Status& status);
 
 }  // namespace kvtier

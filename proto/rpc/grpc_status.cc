@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "proto/rpc/grpc_status.h"
 
+#include <algorithm>
 #include <string>
 
 #include "google/rpc/error_details.pb.h"
@@ -14,6 +15,9 @@ namespace {
 // Both enumerations carry the numbers of google.rpc.Code.
 static_assert(static_cast<int>(absl::StatusCode::kUnauthenticated) ==
               static_cast<int>(grpc::StatusCode::UNAUTHENTICATED));
+
+// What the other side may ask for.
+constexpr int64_t kDelayMsMax = 60'000;
 
 std::string ReasonOnWire(const absl::Status& status) {
   std::string reason = ReasonOf(status);
@@ -43,7 +47,9 @@ grpc::Status ToGrpc(const absl::Status& status) {
   details.add_details()->PackFrom(info);
   if (IsWorthRepeating(status.code())) {
     google::rpc::RetryInfo retry;
-    retry.mutable_retry_delay()->set_nanos(static_cast<int32_t>(kRetryDelayMs) * 1'000'000);
+    const uint32_t delay_ms = RetryDelayMsOf(status).value_or(kRetryDelayMs);
+    retry.mutable_retry_delay()->set_seconds(delay_ms / 1000);
+    retry.mutable_retry_delay()->set_nanos(static_cast<int32_t>(delay_ms % 1000) * 1'000'000);
     details.add_details()->PackFrom(retry);
   }
   return grpc::Status(static_cast<grpc::StatusCode>(status.code()), message,
@@ -58,8 +64,19 @@ absl::Status FromGrpc(const grpc::Status& status) {
   for (const auto& any : details.details()) {
     google::rpc::ErrorInfo info;
     if (any.UnpackTo(&info) && info.domain() == kErrorDomain) {
-      return WithReason(std::move(result), info.reason());
+      result = WithReason(std::move(result), info.reason());
+      break;
     }
+  }
+  // Of other errors the delay is a constant, which says nothing.
+  if (ReasonOf(result) != reason::kRateLimited) return result;
+  for (const auto& any : details.details()) {
+    google::rpc::RetryInfo retry;
+    if (!any.UnpackTo(&retry)) continue;
+    const int64_t delay_ms =
+        retry.retry_delay().seconds() * 1000 + retry.retry_delay().nanos() / 1'000'000;
+    return WithRetryDelay(std::move(result),
+                          static_cast<uint32_t>(std::clamp<int64_t>(delay_ms, 0, kDelayMsMax)));
   }
   return result;
 }

@@ -19,9 +19,9 @@ inline constexpr uint32_t kRetryDelayMs = 50;
 // BAD_ARGUMENT (INVALID_ARGUMENT) or else the name of its code. Pure.
 grpc::Status ToGrpc(const absl::Status& status);
 
-// The same code and message, with the reason of the kvtier ErrorInfo, if there is one, attached.
-// Details that cannot be read are left out: they come from the other side, and the code stands.
-// Pure.
+// The same code and message, with the reason of the kvtier ErrorInfo, if there is one, and the
+// delay of RATE_LIMITED attached. Details that cannot be read are left out: they come from the
+// other side, and the code stands. Pure.
 absl::Status FromGrpc(const grpc::Status& status);
 
 }  // namespace kvtier

@@ -57,6 +57,16 @@ TEST(GrpcStatus, ErrorsWorthRepeatingCarryARetryDelay) {
   }
 }
 
+TEST(GrpcStatus, ARateSaysWhenToComeAgain) {
+  for (const uint32_t delay_ms : {1U, 999U, 1500U}) {
+    const absl::Status sent =
+        WithRetryDelay(WithReason(Exhausted("too fast"), reason::kRateLimited), delay_ms);
+    EXPECT_EQ(RetryDelayMsOf(FromGrpc(ToGrpc(sent))), delay_ms);
+  }
+  EXPECT_EQ(RetryDelayMsOf(FromGrpc(ToGrpc(Exhausted("full")))), std::nullopt);
+  EXPECT_EQ(RetryDelayMsOf(absl::OkStatus()), std::nullopt);
+}
+
 TEST(GrpcStatus, AnErrorWithoutReasonIsNamedByItsCode) {
   EXPECT_EQ(ReasonOf(FromGrpc(ToGrpc(Invalid("keys")))), reason::kBadArgument);
   EXPECT_EQ(ReasonOf(FromGrpc(ToGrpc(DeadlineExceeded("late")))), "DEADLINE_EXCEEDED");

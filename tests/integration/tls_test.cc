@@ -307,6 +307,44 @@ TEST_F(TlsTest, AdminsAreThoseThatAreNamed) {
   EXPECT_EQ(status.error_code(), grpc::StatusCode::PERMISSION_DENIED);
 }
 
+TEST_F(TlsTest, AdminsAndTheRefusedAreAuditedByTheirNames) {
+  const TcpOptions admin = Peer({.alternative_names = "URI:spiffe://test/operator"});
+  const TcpOptions engine = Engine();
+  const TcpOptions stranger = Peer({.common_name = "stranger"});
+  testing::internal::CaptureStderr();
+  EXPECT_TRUE(AdminClient({.tcp = admin}).Flush().ok());
+  EXPECT_FALSE(AdminClient({.tcp = engine}).Flush().ok());
+  EXPECT_FALSE(Connect(stranger).ok());
+  const std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_THAT(log, testing::ContainsRegex(
+                       "audit who=operator peer=\"?ipv4:127.0.0.1:.* what=Flush outcome=OK"));
+  EXPECT_THAT(log, HasSubstr("audit who=spiffe://test/engine peer=tcp what=Flush "
+                             "outcome=PERMISSION_DENIED"));
+  EXPECT_THAT(log, testing::ContainsRegex("audit who=cn:stranger peer=\"?ipv4:.* what=OpenSession "
+                                          "outcome=\"PERMISSION_DENIED: "));
+}
+
+TEST_F(TlsTest, ARateIsTheTenantsOwn) {
+  daemon_.reset();
+  config_.tenants[0].calls_per_second = 4;
+  Start();
+  const auto engine = Connect(Engine()).value();
+  const auto other = Connect(Peer({.alternative_names = "DNS:other.test"})).value();
+  const Namespace ns = engine->RegisterLayout(TestLayout()).value();
+  const Namespace their_ns = other->RegisterLayout(TestLayout()).value();
+  // The library waits for what the daemon refuses, and gives up in time.
+  int refused_count = 0;
+  for (int i = 0; i < 40; ++i) {
+    EXPECT_TRUE(other->Lookup(their_ns, Chain(their_ns, 1)).ok());
+    const absl::Status status = engine->Lookup(ns, Chain(ns, 1)).status();
+    if (status.ok()) continue;
+    EXPECT_EQ(ReasonOf(status), reason::kRateLimited);
+    ++refused_count;
+  }
+  EXPECT_GT(refused_count, 0);
+  EXPECT_LT(refused_count, 40);
+}
+
 TEST_F(TlsTest, NewCertificatesAreUsedWithoutARestart) {
   const TcpOptions old_peer = Engine();
   const auto connected = Connect(old_peer).value();

@@ -191,11 +191,13 @@ struct ClientStats {
 // When the daemon restarts, the call that notices re-opens the session (within
 // reconnect_timeout_ms) and namespaces. Lookup, Acquire, Prefetch and context calls are then
 // repeated once; Reserve and Commit of an old session answer ABORTED (SESSION_UNKNOWN), and the
-// caller starts its sequence again. Contexts are gone after a restart: context calls answer
-// NOT_FOUND. Errors of every call: UNAVAILABLE (daemon not reachable in time), DEADLINE_EXCEEDED,
-// INVALID_ARGUMENT, INTERNAL (the daemon's answer is malformed), and those of the daemon, with a
-// reason (proto/base/reasons.h). Not usable in a child after fork(): every call there answers
-// FAILED_PRECONDITION.
+// caller starts its sequence again. A call that the daemon refuses for the tenant's rate is made
+// again when the daemon says, for up to control_timeout_ms and for one call in ten (ten at once);
+// else it answers RESOURCE_EXHAUSTED (RATE_LIMITED). Contexts are gone after a restart: context
+// calls answer NOT_FOUND. Errors of every call: UNAVAILABLE (daemon not reachable in time),
+// DEADLINE_EXCEEDED, INVALID_ARGUMENT, INTERNAL (the daemon's answer is malformed), and those of
+// the daemon, with a reason (proto/base/reasons.h). Not usable in a child after fork(): every call
+// there answers FAILED_PRECONDITION.
 class Client {
  public:
   static absl::StatusOr<std::unique_ptr<Client>> Connect(ClientOptions options);
