@@ -59,6 +59,9 @@ class ContextStoreService final : public v1::ContextStoreService::WithRawCallbac
   grpc::ServerWriteReactor<grpc::ByteBuffer>* Read(Context* context,
                                                    const grpc::ByteBuffer* request) override;
 
+  grpc::ServerWriteReactor<v1::WatchResponse>* Watch(Context* context,
+                                                     const v1::WatchRequest* request) override;
+
   Unary* CreateContext(Context* context, const v1::CreateContextRequest* request,
                        v1::CreateContextResponse* response) override;
   Unary* AppendContext(Context* context, const v1::AppendContextRequest* request,

@@ -5,6 +5,7 @@
 #include "daemon/log.h"
 #include "daemon/read_stream.h"
 #include "daemon/session_stream.h"
+#include "daemon/watch_stream.h"
 #include "daemon/write_stream.h"
 #include "proto/base/layout.h"
 #include "proto/base/reasons.h"
@@ -44,6 +45,11 @@ grpc::ServerReadReactor<grpc::ByteBuffer>* ContextStoreService::Write(Context* c
 grpc::ServerWriteReactor<grpc::ByteBuffer>* ContextStoreService::Read(
     Context* context, const grpc::ByteBuffer* request) {
   return ReadStream::Start(service_, context, *request);
+}
+
+grpc::ServerWriteReactor<v1::WatchResponse>* ContextStoreService::Watch(
+    Context* context, const v1::WatchRequest* request) {
+  return WatchStream::Start(service_, *context, *request);
 }
 
 absl::StatusOr<core::SessionId> ContextStoreService::CoreSession(uint64_t session_id) const {

@@ -367,6 +367,7 @@ absl::Status Daemon::Listen() {
   KVT_RETURN_IF_ERROR(run_dir_.RemoveStaleSockets());
   session_calls_ = std::make_unique<LiveCalls>(kHeartbeatMs);
   data_calls_ = std::make_unique<LiveCalls>(kHeartbeatMs);
+  watch_calls_ = std::make_unique<LiveCalls>(kWatchBeatMs);
   KVT_ASSIGN_OR_RETURN(
       handles_,
       HandleServer::Start({.socket_path = run_dir_.handle_socket(),
@@ -397,7 +398,8 @@ absl::Status Daemon::Listen() {
                                                            .hash_domains = &hash_domains_,
                                                            .rates = &rates_,
                                                            .session_calls = session_calls_.get(),
-                                                           .data_calls = data_calls_.get()});
+                                                           .data_calls = data_calls_.get(),
+                                                           .watch_calls = watch_calls_.get()});
   admin_service_ = std::make_unique<AdminService>(AdminOptions(), store_.get(), &tenants_);
   grpc::EnableDefaultHealthCheckService(true);
   KVT_ASSIGN_OR_RETURN(
@@ -552,6 +554,7 @@ void Daemon::Stop() {
       core.Drain(now_ms, effects);
     });
   }
+  if (watch_calls_ != nullptr) watch_calls_->Drain();
   if (session_calls_ != nullptr) session_calls_->Drain();
   if (auto* const cuda = dynamic_cast<CudaTier*>(hbm_.get()); cuda != nullptr) {
     cuda->LiftDemoteLimit();
@@ -563,6 +566,7 @@ void Daemon::Stop() {
   handles_.reset();
   session_calls_.reset();
   data_calls_.reset();
+  watch_calls_.reset();
   // Sockets of a stopped daemon would look like those of a dead one.
   if (absl::Status removed = run_dir_.RemoveStaleSockets(); !removed.ok()) {
     Log(LogLevel::kWarning, "sockets not removed", {{"error", FromAbsl(removed.message())}});

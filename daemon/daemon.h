@@ -140,6 +140,7 @@ class Daemon {
   std::unique_ptr<HandleServer> handles_;
   std::unique_ptr<LiveCalls> session_calls_;
   std::unique_ptr<LiveCalls> data_calls_;
+  std::unique_ptr<LiveCalls> watch_calls_;
   std::unique_ptr<ContextStoreService> service_;
   std::unique_ptr<AdminService> admin_service_;
   // Null without server.tcp_address, as the server.

@@ -28,7 +28,8 @@ absl::Status Daemon::ListenTcp() {
                                                            .hash_domains = &hash_domains_,
                                                            .rates = &rates_,
                                                            .session_calls = session_calls_.get(),
-                                                           .data_calls = data_calls_.get()});
+                                                           .data_calls = data_calls_.get(),
+                                                           .watch_calls = watch_calls_.get()});
   tcp_admin_service_ = std::make_unique<AdminService>(AdminOptions(), store_.get(), &tenants_);
   grpc::ServerBuilder builder;
   int port = 0;

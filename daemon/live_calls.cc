@@ -3,12 +3,19 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/time/time.h"
 #include "daemon/monotonic.h"
 
 namespace kvtier {
+namespace {
+
+// The first beat of the first call comes no later than this, or its interval.
+constexpr uint32_t kIdleBeatMs = 100;
+
+}  // namespace
 
 LiveCalls::LiveCalls(uint32_t beat_interval_ms)
     : beat_interval_ms_(beat_interval_ms), thread_([this] {
@@ -54,7 +61,10 @@ std::vector<std::shared_ptr<LiveCall>> LiveCalls::Snapshot() const {
 }
 
 void LiveCalls::Beat() {
-  while (!stopping_.WaitFor(absl::Milliseconds(beat_interval_ms_))) {
+  const auto interval_ms = [this] {
+    return count() == 0 ? std::max(beat_interval_ms_, kIdleBeatMs) : beat_interval_ms_;
+  };
+  while (!stopping_.WaitFor(absl::Milliseconds(interval_ms()))) {
     for (const auto& call : Snapshot()) call->OnBeat(MonotonicMs());
   }
 }

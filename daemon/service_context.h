@@ -14,6 +14,7 @@
 namespace kvtier {
 
 inline constexpr uint32_t kHeartbeatMs = 1000;
+inline constexpr uint32_t kWatchBeatMs = 10;
 
 // What the calls of the engine-facing service work with. Not owned; outlives every call.
 struct ServiceContext {
@@ -32,6 +33,8 @@ struct ServiceContext {
   LiveCalls* session_calls = nullptr;
   // Write and Read streams.
   LiveCalls* data_calls = nullptr;
+  // Watch streams; its beat is how late events come.
+  LiveCalls* watch_calls = nullptr;
 
   bool is_tcp() const { return handles == nullptr; }
 };

@@ -60,7 +60,8 @@ class Served {
         host_(MakeTier(TierId::kHost)),
         tenants_({}, getuid()),
         session_calls_(kHeartbeatMs),
-        data_calls_(kHeartbeatMs) {
+        data_calls_(kHeartbeatMs),
+        watch_calls_(kWatchBeatMs) {
     auto store = Store::Open({.core = {}, .copy_worker_count = 1},
                              {.hbm = hbm_.get(), .host = host_.get(), .nvme = &cold_});
     KVT_CHECK(store.ok());
@@ -87,7 +88,8 @@ class Served {
                                                              .tenants = &tenants_,
                                                              .sessions = &sessions_,
                                                              .session_calls = &session_calls_,
-                                                             .data_calls = &data_calls_});
+                                                             .data_calls = &data_calls_,
+                                                             .watch_calls = &watch_calls_});
     admin_ = std::make_unique<AdminService>(AdminService::Options{.epoch = 1, .device = "cpu"},
                                             store_.get(), &tenants_);
     OpenSession();
@@ -102,6 +104,7 @@ class Served {
     store_->Run([](core::StoreCore& core, core::TimeMs now_ms, core::Effects* effects) {
       core.Drain(now_ms, effects);
     });
+    watch_calls_.Drain();
     session_calls_.Drain();
     calls_.RunUntilAllEnd();
     EndSession();
@@ -156,6 +159,7 @@ class Served {
   SessionTable sessions_;
   LiveCalls session_calls_;
   LiveCalls data_calls_;
+  LiveCalls watch_calls_;
   std::unique_ptr<HandleServer> handles_;
   std::unique_ptr<ContextStoreService> service_;
   std::unique_ptr<AdminService> admin_;
@@ -290,6 +294,16 @@ void CallRead(Served* served, Requests requests) {
       [&](auto* context, auto* message) { return served->service().Read(context, message); });
 }
 
+void CallWatch(Served* served, Requests requests) {
+  v1::WatchRequest request;
+  if (!requests.Fill(&request)) return;
+  auto* const call =
+      new DirectWriter<v1::WatchRequest, v1::WatchResponse>(served->calls());  // deletes itself
+  call->request = std::move(request);
+  call->Start(
+      [&](auto* context, auto* message) { return served->service().Watch(context, message); });
+}
+
 // The messages are taken from the input before the call begins, which may go on for long.
 void CallWrite(Served* served, FuzzInput* input) {
   std::vector<grpc::ByteBuffer> messages(input->Below(5));
@@ -313,7 +327,7 @@ void Step(Served* served, FuzzInput* input) {
   AdminService& admin = served->admin();
   Requests requests(served, input);
   using Service = ContextStoreService;
-  switch (input->Below(27)) {
+  switch (input->Below(29)) {
     case 0:
       return Call(served, service, &Service::RegisterLayout, requests);
     case 1:
@@ -366,6 +380,10 @@ void Step(Served* served, FuzzInput* input) {
       return Call(served, admin, &AdminService::WhyMiss, requests);
     case 25:
       return Call(served, admin, &AdminService::Flush, requests);
+    case 27:
+      return CallWatch(served, requests);
+    case 28:
+      return Call(served, admin, &AdminService::ListTenants, requests);
     default:
       return served->Reopen();
   }

@@ -11,6 +11,7 @@
 #include "client/ctl/plan_command.h"
 #include "client/ctl/scales_command.h"
 #include "client/ctl/simulate_command.h"
+#include "client/ctl/watch_command.h"
 #include "proto/base/reasons.h"
 #include "proto/base/status_util.h"
 #include "proto/base/version.h"
@@ -23,6 +24,7 @@ Examples:
   kvtierctl status
   kvtierctl tiers --json --run-dir /tmp/kvtier/run
   kvtierctl where --context agent-00017
+  kvtierctl watch --json
   kvtierctl replay agents.jsonl.xz --progress --simulate
   kvtierctl eval-kv --quick
   kvtierctl plan --layers 80 --kv-heads 8 --head-dim 128 --card "96 GiB" --card-share 0.9
@@ -72,6 +74,7 @@ struct CommandLine {
   std::string where_context;
   std::string where_key;
   std::string why_miss_key;
+  WatchCommand watch;
   ReplayCommand replay;
   bool replay_generate = false;
   bool replay_no_pauses = false;
@@ -122,6 +125,13 @@ void AddLooking(CLI::App* app, CommandLine* line) {
   app->add_subcommand("why-miss", "Why a block is not found")
       ->add_option("key", line->why_miss_key, "Key of the block, 64 hexadecimal digits")
       ->required();
+  CLI::App* watch = app->add_subcommand(
+      "watch", "Blocks of this user's tenant as they are stored and removed, tier by tier");
+  watch->add_option("--seconds", line->watch.seconds, "End after so many; 0: do not")
+      ->check(CLI::Range(0.0, 86'400.0))
+      ->check(CheckIsNumber)
+      ->capture_default_str();
+  watch->add_flag("--snapshot", line->watch.snapshot_only, "Only what is stored now");
   app->add_subcommand("version", "The version of kvtierctl");
 }
 
@@ -289,6 +299,7 @@ absl::Status RunCommand(const CLI::App& app, const CommandLine& line) {
   if (app.got_subcommand("contexts")) return ShowContexts(global, line.contexts_limit);
   if (app.got_subcommand("where")) return ShowWhere(global, line.where_context, line.where_key);
   if (app.got_subcommand("why-miss")) return ShowWhyMiss(global, line.why_miss_key);
+  if (app.got_subcommand("watch")) return RunWatch(global, line.watch);
   if (app.got_subcommand("replay")) {
     ReplayCommand replay = line.replay;
     replay.pauses = !line.replay_no_pauses;

@@ -7,7 +7,7 @@
 //   settle.cc    completions                                  contexts.cc  contexts, pause
 //   tickets.cc   prefetch and resume                          looking.cc   counters, invariants
 //   holds.cc     what prefetch keeps until it is used         loss.cc      a lost memory tier
-//   tenancy.cc   quotas, reserves, whose block leaves
+//   tenancy.cc   quotas, reserves, whose block leaves         watch.cc     events for watchers
 #pragma once
 
 #include <array>
@@ -26,6 +26,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "daemon/core/entry.h"
 #include "daemon/core/entry_index.h"
+#include "daemon/core/event_ring.h"
 #include "daemon/core/store_core.h"
 #include "policy/prefetch.h"
 
@@ -488,6 +489,15 @@ class StoreCore::Impl {
   TenantsReport Tenants() const;
   void CheckAccounts() const;
 
+  // --- watch.cc ---
+  // Null: nobody of the tenant has watched yet.
+  EventRing* RingOf(AccountIdx account) const;
+  void TellWatchers(EntryIdx idx, uint8_t residency);
+  BlockEvent Expand(const RingEvent& event) const;
+  absl::StatusOr<uint64_t> BeginWatch(SessionId session);
+  absl::StatusOr<WatchedEvents> ReadEvents(SessionId session, uint64_t after, size_t count_max);
+  absl::StatusOr<WatchedSnapshot> ReadSnapshot(SessionId session, uint64_t position, size_t step);
+
   // --- looking.cc ---
   bool Waits() const;
   bool Adopt(const BlockMeta& meta, size_t tier, ReplicaId replica);
@@ -549,7 +559,8 @@ class StoreCore::Impl {
   std::array<bool, kTierCount> draining_tier_{};
   std::array<bool, kTierCount> lost_tier_{};
 
-  std::vector<Account> accounts_;  // by AccountIdx
+  std::vector<Account> accounts_;                  // by AccountIdx
+  std::vector<std::unique_ptr<EventRing>> rings_;  // by AccountIdx
   // Who took the last slot: what leaves at a watermark leaves for it.
   std::array<AccountIdx, kTierCount> last_taker_{};
   bool over_quota_ = false;

@@ -17,6 +17,9 @@ inline constexpr size_t kNvme = 2;
 // "On no tier" where the fastest tier of an entry is asked for.
 inline constexpr size_t kNowhere = kTierCount;
 
+// A bit for each tier.
+inline constexpr uint32_t kAllTiersMask = (1U << kTierCount) - 1;
+
 enum class EntryState : uint8_t { kUnused, kGhost, kPending, kCommitted };
 
 // Namespaces are numbered below this.
@@ -70,6 +73,8 @@ struct alignas(64) Entry {
   uint32_t leaving_to : 2 = kNowhere;
   // Recovered, and not yet of a tenant's account (tenancy.cc).
   bool is_unclaimed : 1 = false;
+  // Where it can be read, as last told to watchers.
+  uint32_t told_mask : kTierCount = 0;
   // Why its last replica is about to go, if not for room.
   policy::MissReason leaves_for : 4 = policy::MissReason::kNone;
 };

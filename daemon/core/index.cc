@@ -11,9 +11,6 @@ namespace {
 
 // A block that is missed this soon after it left should have stayed.
 constexpr TimeMs kRegretMs = 3'600'000;
-// A bit for each tier.
-constexpr uint32_t kAllTiers = (1U << kTierCount) - 1;
-
 }  // namespace
 
 EntryIdx StoreCore::Impl::FindOrAdd(NamespaceIdx ns, const Key& key, EntryIdx parent,
@@ -143,7 +140,7 @@ void StoreCore::Impl::SetReplica(EntryIdx idx, size_t tier, ReplicaId replica) {
   if (replica == kNoReplica && ((entry.pinned_mask >> tier) & 1) != 0) {
     counters_.tiers[tier].pinned_bytes -= BlockBytes(entry);
     counters.pinned_bytes -= BlockBytes(entry);
-    entry.pinned_mask = entry.pinned_mask & ~(1U << tier) & kAllTiers;
+    entry.pinned_mask = entry.pinned_mask & ~(1U << tier) & kAllTiersMask;
   }
   const bool counted_before = old_tier != kNowhere;
   entry.replica[tier] = replica;
@@ -207,7 +204,7 @@ void StoreCore::Impl::Refresh(EntryIdx idx) {
       eviction_->Erase(static_cast<policy::TierIdx>(tier), idx);
     }
     entry.candidate_mask =
-        (candidate ? entry.candidate_mask | bit : entry.candidate_mask & ~bit) & kAllTiers;
+        (candidate ? entry.candidate_mask | bit : entry.candidate_mask & ~bit) & kAllTiersMask;
     const bool pinned = IsPinned(entry, tier);
     const bool was_pinned = (entry.pinned_mask & bit) != 0;
     if (pinned != was_pinned) {
@@ -215,10 +212,13 @@ void StoreCore::Impl::Refresh(EntryIdx idx) {
       counters_.tiers[tier].pinned_bytes += change;
       AccountAt(AccountOf(entry)).counters.tiers[tier].pinned_bytes += change;
     }
-    entry.pinned_mask = (pinned ? entry.pinned_mask | bit : entry.pinned_mask & ~bit) & kAllTiers;
+    entry.pinned_mask =
+        (pinned ? entry.pinned_mask | bit : entry.pinned_mask & ~bit) & kAllTiersMask;
   }
   entry.rank_is_old = false;
   entry.ranked_active = active;
+  const uint8_t residency = Visible(entry) ? Residency(entry) : uint8_t{0};
+  if (entry.told_mask != residency) TellWatchers(idx, residency);
 }
 
 void StoreCore::Impl::Touch(EntryIdx idx, uint64_t seq, TimeMs now_ms) {

@@ -219,6 +219,7 @@ void StoreCore::Impl::CheckEntry(EntryIdx idx,
   KVT_CHECK(entry.child_count == child_count[idx]);
   KVT_CHECK(entry.child_links == child_links[idx]);
   KVT_CHECK(entry.has_readers == readers_of_.contains(idx));
+  KVT_CHECK(entry.told_mask == (Visible(entry) ? Residency(entry) : 0U));
   const bool in_memory = MemoryTier(entry) != kNowhere;
   KVT_CHECK(entry.lease_count == 0 || (entry.state == EntryState::kCommitted && in_memory));
   KVT_CHECK(entry.replica[kHbm] == kNoReplica || entry.replica[kHost] == kNoReplica);

@@ -191,6 +191,20 @@ void StoreCore::Drain(TimeMs now_ms, Effects* effects) {
   impl_->Pump(now_ms, effects);
 }
 
+absl::StatusOr<uint64_t> StoreCore::BeginWatch(SessionId session) {
+  return impl_->BeginWatch(session);
+}
+
+absl::StatusOr<WatchedEvents> StoreCore::ReadEvents(SessionId session, uint64_t after,
+                                                    size_t count_max) {
+  return impl_->ReadEvents(session, after, count_max);
+}
+
+absl::StatusOr<WatchedSnapshot> StoreCore::ReadSnapshot(SessionId session, uint64_t position,
+                                                        size_t step) {
+  return impl_->ReadSnapshot(session, position, step);
+}
+
 bool StoreCore::Waits() const { return impl_->Waits(); }
 
 CoreCounters StoreCore::Counters() const { return impl_->Counters(); }

@@ -73,6 +73,8 @@ struct CoreOptions {
   uint32_t departures_max = 1U << 16;
   // By OwnerIdx. Tenants beyond have no quota and no reserve.
   std::vector<TenantLimits> tenants;
+  // Events kept for the watchers of a tenant that has some, 80 bytes each. More than 0.
+  uint32_t watch_events_max = 1U << 14;
   // First value of session, lease and ticket ids: random, so that ids of an earlier boot are
   // unknown.
   uint64_t first_id = 1;
@@ -249,6 +251,33 @@ struct MissAnswer {
   policy::Departure departure;  // kLeft
 };
 
+// A block can be read on a tier from now on, or no more.
+struct BlockEvent {
+  NamespaceHash namespace_hash;
+  Key key;
+  TierId tier = TierId::kHbm;
+  // 0: not known.
+  uint32_t block_tokens = 0;
+  // The block before it in its chain, as far as that is known.
+  std::optional<Key> parent = std::nullopt;
+  bool is_stored = false;
+};
+
+struct WatchedEvents {
+  // Of the last one, or the one after which was asked.
+  uint64_t sequence = 0;
+  // Not all events after that one are kept any more, and none is here.
+  bool lost = false;
+  std::vector<BlockEvent> events = {};
+};
+
+struct WatchedSnapshot {
+  std::vector<BlockEvent> events;
+  // Where the next part begins.
+  uint64_t position = 0;
+  bool done = false;
+};
+
 struct BlockSummary {
   Key key;
   uint32_t depth = 0;
@@ -374,6 +403,18 @@ class StoreCore {
              Effects* effects);
   // Answers every waiter with UNAVAILABLE (DRAINING); later waits are refused alike.
   void Drain(TimeMs now_ms, Effects* effects);
+
+  // --- watching: where the blocks of the session's tenant can be read ---
+  // Keeps the tenant's events from now on, for all its watchers; their numbers go up by one.
+  // Returns that of the last one so far.
+  absl::StatusOr<uint64_t> BeginWatch(SessionId session);
+  // At most `count_max`, in order.
+  absl::StatusOr<WatchedEvents> ReadEvents(SessionId session, uint64_t after, size_t count_max);
+  // A part of all blocks that are stored, from position 0 on: of `step` places in the index, which
+  // is what it costs. The parts together, and then every
+  // event since a BeginWatch before the first part, give what is stored: an event is right
+  // whatever the snapshot had of its block.
+  absl::StatusOr<WatchedSnapshot> ReadSnapshot(SessionId session, uint64_t position, size_t step);
 
   // --- looking in ---
   // Something waits for room, a completion or a time: ticks may change something.

@@ -84,6 +84,7 @@ class StoreCoreModel::Impl {
     CoreOptions options;
     options.transfers_per_link_max = 3;
     options.waiters_max = 64;
+    options.watch_events_max = 24;
     if (model.has_tenants) options.tenants = DrawLimits();
     core_ = std::make_unique<StoreCore>(
         options, &slots_[0], &slots_[1], &slots_[2],
@@ -175,6 +176,7 @@ class StoreCoreModel::Impl {
     CheckLeasedContents();
     CheckBystander();
     CheckBoards();
+    Watch();
   }
 
   // Ends every session and completes everything: nothing may be left but unpinned blocks.
@@ -201,6 +203,7 @@ class StoreCoreModel::Impl {
   }
 
   uint64_t verified() const { return verified_; }
+  uint64_t watched_count() const { return watched_count_; }
   // Of everything that moved, in order.
   size_t moves_hash() const { return moves_hash_; }
 
@@ -257,6 +260,50 @@ class StoreCoreModel::Impl {
     while (!bystander_.fills.empty()) Commit(&bystander_);
     Settle();
     bystander_tier_ = core_->Lookup(bystander_.session, bystander_.ns, keys)->residency.at(0);
+  }
+
+  // What a watcher of the first client's tenant knows, against what can be read: it reads now and
+  // then, and loses events.
+  void Watch() {
+    if (++steps_ % 5 != 0) return;
+    const SessionId session = clients_[0].session;
+    if (!watched_.has_value()) {
+      watched_ = *core_->BeginWatch(session);
+      snapshot_position_ = 0;
+      known_.clear();
+    }
+    if (snapshot_position_.has_value()) {
+      // The next part comes later, in whatever state the blocks are then.
+      const WatchedSnapshot part = *core_->ReadSnapshot(session, *snapshot_position_, 7);
+      Apply(part.events);
+      snapshot_position_ = part.position;
+      if (!part.done) return;
+      snapshot_position_.reset();
+    }
+    const WatchedEvents events = *core_->ReadEvents(session, *watched_, 1000);
+    if (events.lost) {
+      watched_.reset();
+      return;
+    }
+    Apply(events.events);
+    watched_ = events.sequence;
+    for (const auto& chain : keys_) {
+      for (size_t depth = 0; depth < chain.size(); ++depth) {
+        const auto found = core_->Lookup(session, clients_[0].ns, std::span(&chain[depth], 1));
+        const uint8_t is = found->residency.empty() ? 0 : found->residency[0];
+        EXPECT_EQ(known_[chain[depth]], is) << "depth " << depth;
+      }
+    }
+    ++watched_count_;
+  }
+
+  void Apply(const std::vector<BlockEvent>& events) {
+    for (const BlockEvent& event : events) {
+      EXPECT_EQ(event.namespace_hash, SpecOf(clients_[0].owner).hash) << "another tenant's";
+      const auto bit = static_cast<uint8_t>(1U << static_cast<size_t>(event.tier));
+      uint8_t& residency = known_[event.key];
+      residency = static_cast<uint8_t>(event.is_stored ? residency | bit : residency & ~bit);
+    }
   }
 
   void CheckBystander() {
@@ -460,6 +507,12 @@ class StoreCoreModel::Impl {
   Client bystander_;
   // Where its block is; 0: there is none.
   uint8_t bystander_tier_ = 0;
+  uint64_t steps_ = 0;
+  // What the watcher knows: up to which event, and where it has seen each block.
+  std::optional<uint64_t> watched_;
+  std::optional<uint64_t> snapshot_position_;
+  std::map<Key, uint8_t> known_;
+  uint64_t watched_count_ = 0;
   Effects effects_;
   std::vector<Transfer> transfers_;
   TimeMs now_ = 1;
@@ -475,6 +528,7 @@ StoreCoreModel::~StoreCoreModel() = default;
 void StoreCoreModel::Step() { impl_->Step(); }
 void StoreCoreModel::Finish() { impl_->Finish(); }
 uint64_t StoreCoreModel::verified() const { return impl_->verified(); }
+uint64_t StoreCoreModel::watched_count() const { return impl_->watched_count(); }
 size_t StoreCoreModel::moves_hash() const { return impl_->moves_hash(); }
 
 }  // namespace kvtier::core

@@ -40,6 +40,8 @@ class StoreCoreModel {
 
   // Slots of leases and fills whose contents were looked at.
   uint64_t verified() const;
+  // How often a watcher's picture was compared with what can be read.
+  uint64_t watched_count() const;
   // Of everything that moved, in order.
   size_t moves_hash() const;
 

@@ -46,15 +46,18 @@ TEST(StoreCoreModelTest, RandomSchedulesKeepEveryRule) {
   const uint64_t runs = fixed != nullptr ? 1 : 60;
   std::cout << "seeds " << first << ".." << first + runs - 1 << " (KVTIER_TEST_SEED repeats one)\n";
   uint64_t verified = 0;
+  uint64_t watched_count = 0;
   for (uint64_t seed = first; seed < first + runs; ++seed) {
     SCOPED_TRACE(seed);
     StoreCoreModel model(OptionsOf(seed), RandomNumbers(seed));
     for (int step = 0; step < 600 && !::testing::Test::HasFatalFailure(); ++step) model.Step();
     model.Finish();
     verified += model.verified();
+    watched_count += model.watched_count();
     ASSERT_FALSE(::testing::Test::HasFailure());
   }
   EXPECT_GT(verified, 1000U);
+  EXPECT_GT(watched_count, 500U);
 }
 
 TEST(StoreCoreModelTest, TheSameEventsMoveTheSameBlocks) {

@@ -137,6 +137,8 @@ void StoreCore::Impl::Claim(EntryIdx idx) {
   }
   entry.is_unclaimed = false;
   entry.rank_is_old = true;
+  // To the tenant, all of it is new.
+  entry.told_mask = 0;
   Refresh(idx);
 }
 

@@ -46,7 +46,7 @@ METHODS = ["RegisterLayout", "Lookup", "Reserve", "Commit", "Abort", "Acquire", 
            "Prefetch", "GetTicket", "CancelPrefetch", "ReportBad", "CreateContext",
            "AppendContext", "PauseContext", "ResumeContext", "ForkContext", "CloseContext",
            "Write", "Read", "OpenSession", "GetStatus", "GetTiers", "ListContexts", "Where",
-           "WhyMiss", "Flush", "Reopen"]
+           "WhyMiss", "Flush", "Reopen", "Watch", "ListTenants"]
 
 
 def call(method, message=b"", chain=0, count=3, flags=0):
@@ -94,6 +94,8 @@ def service_seeds():
            call("Where", field(1, "c0")) + call("WhyMiss", field(1, key)) +
            call("WhyMiss", field(1, bytes(32))))
     yield call("OpenSession", field(1, b"t" * 16) + field(2, "engine")) + call("Lookup", flags=255)
+    yield (call("Watch") + put + call("CreateContext") + call("AppendContext", field(4, 0)) +
+           call("ListTenants"))
 
 
 def handle_server_seeds():

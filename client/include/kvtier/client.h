@@ -271,6 +271,7 @@ class Client {
 
  private:
   friend class Lease;
+  friend class Watch;  // watch.h
   class Impl;
   explicit Client(std::unique_ptr<Impl> impl);
 
