@@ -16,7 +16,7 @@ namespace kvtier {
 
 // kvtier.v1.ContextStoreService: checks requests, runs the store, packs answers. Thread-safe; no
 // method waits (gRPC callback API). By topic: context_store_session.cc, context_store_blocks.cc,
-// context_store_contexts.cc; streams have classes of their own.
+// context_store_contexts.cc, context_store_hints.cc; streams have classes of their own.
 //
 // The messages of Write and Read come and go as bytes (proto/rpc/chunk_message.h).
 class ContextStoreService final : public v1::ContextStoreService::WithRawCallbackMethod_Write<
@@ -72,6 +72,8 @@ class ContextStoreService final : public v1::ContextStoreService::WithRawCallbac
                        v1::ResumeContextResponse* response) override;
   Unary* ForkContext(Context* context, const v1::ForkContextRequest* request,
                      v1::ForkContextResponse* response) override;
+  Unary* ApplyHints(Context* context, const v1::ApplyHintsRequest* request,
+                    v1::ApplyHintsResponse* response) override;
   Unary* CloseContext(Context* context, const v1::CloseContextRequest* request,
                       v1::CloseContextResponse* response) override;
 
@@ -100,6 +102,7 @@ class ContextStoreService final : public v1::ContextStoreService::WithRawCallbac
   absl::Status Do(const v1::CreateContextRequest& request, v1::CreateContextResponse* response);
   absl::Status Do(const v1::AppendContextRequest& request, v1::AppendContextResponse* response);
   absl::Status Do(const v1::ResumeContextRequest& request, v1::ResumeContextResponse* response);
+  absl::Status Do(const v1::ApplyHintsRequest& request, v1::ApplyHintsResponse* response);
   absl::Status Do(const v1::ForkContextRequest& request, v1::ForkContextResponse* response);
   absl::Status Do(const v1::CloseContextRequest& request, v1::CloseContextResponse* response);
 

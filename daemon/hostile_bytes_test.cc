@@ -5,6 +5,7 @@
 // KVTIER_FUZZ_ROUNDS sets how many messages each test sends (2000), KVTIER_FUZZ_SEED the seed.
 #include <google/protobuf/descriptor.h>
 #include <google/protobuf/message.h>
+#include <google/protobuf/struct.pb.h>
 #include <grpcpp/create_channel.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <gtest/gtest.h>
@@ -84,10 +85,44 @@ class HostileRequestsTest : public HostileBytesTest {
     HostileBytesTest::TearDown();
   }
 
+  // What an action of hints may have in its payload, and what it may not.
+  google::protobuf::Struct RandomPayload() {
+    google::protobuf::Struct payload;
+    for (const char* const name : {"context", "block_hashes", "needed_in_ms", "retain_ms",
+                                   "expected_resume_ms", "next_step", "drop", "block_count"}) {
+      google::protobuf::Value value;
+      switch (Below(6)) {
+        case 0:
+          value.set_string_value(std::string(Below(3), 'c'));
+          break;
+        case 1:
+          value.set_number_value(Below(2) == 0 ? -1e300 : static_cast<double>(RandomNumber()));
+          break;
+        case 2:
+          value.mutable_list_value()->add_values()->set_string_value(std::string(64, 'a'));
+          break;
+        case 3:
+          value.set_bool_value(true);
+          break;
+        case 4:
+          value.mutable_struct_value();
+          break;
+        default:
+          continue;
+      }
+      (*payload.mutable_fields())[name] = value;
+    }
+    return payload;
+  }
+
   // A message whose fields are right, odd or missing.
   std::unique_ptr<Message> RandomMessage(const Descriptor* type) {
     std::unique_ptr<Message> message(
         google::protobuf::MessageFactory::generated_factory()->GetPrototype(type)->New());
+    if (type == google::protobuf::Struct::descriptor()) {
+      message->CopyFrom(RandomPayload());
+      return message;
+    }
     for (int i = 0; i < type->field_count(); ++i) {
       if (Below(8) != 0) SetField(message.get(), type->field(i));
     }
@@ -98,7 +133,13 @@ class HostileRequestsTest : public HostileBytesTest {
     const auto* const access = message->GetReflection();
     switch (field->cpp_type()) {
       case FieldDescriptor::CPPTYPE_MESSAGE:
-        access->MutableMessage(message, field)->CopyFrom(*RandomMessage(field->message_type()));
+        if (field->is_repeated()) {
+          for (uint64_t i = Below(4); i > 0; --i) {
+            access->AddMessage(message, field)->CopyFrom(*RandomMessage(field->message_type()));
+          }
+        } else {
+          access->MutableMessage(message, field)->CopyFrom(*RandomMessage(field->message_type()));
+        }
         break;
       case FieldDescriptor::CPPTYPE_STRING:
         access->SetString(message, field,

@@ -327,7 +327,7 @@ void Step(Served* served, FuzzInput* input) {
   AdminService& admin = served->admin();
   Requests requests(served, input);
   using Service = ContextStoreService;
-  switch (input->Below(29)) {
+  switch (input->Below(30)) {
     case 0:
       return Call(served, service, &Service::RegisterLayout, requests);
     case 1:
@@ -384,6 +384,8 @@ void Step(Served* served, FuzzInput* input) {
       return CallWatch(served, requests);
     case 28:
       return Call(served, admin, &AdminService::ListTenants, requests);
+    case 29:
+      return Call(served, service, &Service::ApplyHints, requests);
     default:
       return served->Reopen();
   }

@@ -218,6 +218,15 @@ absl::StatusOr<uint32_t> StoreCore::Impl::ForkContext(SessionId session, Namespa
   return block_count;
 }
 
+absl::StatusOr<std::vector<Key>> StoreCore::Impl::ContextKeys(SessionId session, NamespaceIdx ns,
+                                                              std::string_view name) {
+  KVT_ASSIGN_OR_RETURN(const Context* context, FindContext(session, ns, name));
+  std::vector<Key> keys;
+  keys.reserve(context->chain.size());
+  for (const EntryIdx idx : context->chain) keys.push_back(At(idx).key);
+  return keys;
+}
+
 absl::StatusOr<uint64_t> StoreCore::Impl::CloseContext(SessionId session, NamespaceIdx ns,
                                                        std::string_view name, bool drop,
                                                        TimeMs now_ms, Effects* effects) {

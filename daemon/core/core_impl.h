@@ -401,6 +401,8 @@ class StoreCore::Impl {
   absl::StatusOr<uint32_t> ForkContext(SessionId session, NamespaceIdx ns, std::string_view parent,
                                        std::string_view name, uint32_t block_count, TimeMs now_ms,
                                        Effects* effects);
+  absl::StatusOr<std::vector<Key>> ContextKeys(SessionId session, NamespaceIdx ns,
+                                               std::string_view name);
   absl::StatusOr<uint64_t> CloseContext(SessionId session, NamespaceIdx ns, std::string_view name,
                                         bool drop, TimeMs now_ms, Effects* effects);
 

@@ -157,6 +157,11 @@ absl::StatusOr<uint32_t> StoreCore::ForkContext(SessionId session, NamespaceIdx 
   return impl_->ForkContext(session, ns, parent, name, block_count, now_ms, effects);
 }
 
+absl::StatusOr<std::vector<Key>> StoreCore::ContextKeys(SessionId session, NamespaceIdx ns,
+                                                        std::string_view name) {
+  return impl_->ContextKeys(session, ns, name);
+}
+
 absl::StatusOr<uint64_t> StoreCore::CloseContext(SessionId session, NamespaceIdx ns,
                                                  std::string_view name, bool drop, TimeMs now_ms,
                                                  Effects* effects) {

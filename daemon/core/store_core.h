@@ -382,6 +382,9 @@ class StoreCore {
   absl::StatusOr<uint32_t> ForkContext(SessionId session, NamespaceIdx ns, std::string_view parent,
                                        std::string_view name, uint32_t block_count, TimeMs now_ms,
                                        Effects* effects);
+  // Its chain.
+  absl::StatusOr<std::vector<Key>> ContextKeys(SessionId session, NamespaceIdx ns,
+                                               std::string_view name);
   // Bytes dropped.
   absl::StatusOr<uint64_t> CloseContext(SessionId session, NamespaceIdx ns, std::string_view name,
                                         bool drop, TimeMs now_ms, Effects* effects);

@@ -46,7 +46,7 @@ METHODS = ["RegisterLayout", "Lookup", "Reserve", "Commit", "Abort", "Acquire", 
            "Prefetch", "GetTicket", "CancelPrefetch", "ReportBad", "CreateContext",
            "AppendContext", "PauseContext", "ResumeContext", "ForkContext", "CloseContext",
            "Write", "Read", "OpenSession", "GetStatus", "GetTiers", "ListContexts", "Where",
-           "WhyMiss", "Flush", "Reopen", "Watch", "ListTenants"]
+           "WhyMiss", "Flush", "Reopen", "Watch", "ListTenants", "ApplyHints"]
 
 
 def call(method, message=b"", chain=0, count=3, flags=0):
@@ -94,8 +94,12 @@ def service_seeds():
            call("Where", field(1, "c0")) + call("WhyMiss", field(1, key)) +
            call("WhyMiss", field(1, bytes(32))))
     yield call("OpenSession", field(1, b"t" * 16) + field(2, "engine")) + call("Lookup", flags=255)
+    payload = field(1, field(1, "context") + field(2, field(3, "c0")))
+    actions = b"".join(
+        field(3, field(1, "a") + field(2, f"kv.{verb}") + field(3, "1.0") + field(4, payload))
+        for verb in ("fetch", "retain", "pause", "resume", "truncate", "finish"))
     yield (call("Watch") + put + call("CreateContext") + call("AppendContext", field(4, 0)) +
-           call("ListTenants"))
+           call("ApplyHints", field(3, field(1, "0.1") + actions)) + call("ListTenants"))
 
 
 def handle_server_seeds():

@@ -170,6 +170,18 @@ struct Ticket {
   TicketPoll Poll(uint32_t* moved_block_count = nullptr) const;
 };
 
+// What became of one action of an envelope of hints.
+struct HintOutcome {
+  std::string action_id;
+  // "accepted", "clipped" (a part of it), "deferred" (later), "rejected" (not understood, or not
+  // possible), "missing" (nothing here that it is about).
+  std::string outcome;
+  // Why, in words; empty if accepted.
+  std::string detail;
+  // To be asked about with GetTicket; 0: nothing moves for it.
+  uint64_t ticket_id = 0;
+};
+
 struct PauseResult {
   uint64_t freed_bytes = 0;
   uint64_t resident_bytes = 0;
@@ -264,6 +276,14 @@ class Client {
   absl::StatusOr<uint32_t> ForkContext(const Namespace& ns, std::string_view parent,
                                        std::string_view context, uint32_t block_count);
   absl::StatusOr<uint64_t> CloseContext(const Namespace& ns, std::string_view context, bool drop);
+
+  // What a router or an agent platform knows of the future, as the KvHintsEnvelope that engines
+  // take: JSON with protocol_version, message_id and actions (action_id, action_type,
+  // action_version, payload). Advice: no answer depends on it. One outcome per action, in order;
+  // the types are those of kvtier.v1 ApplyHints. INVALID_ARGUMENT: it is no such JSON, or has more
+  // than 64 actions.
+  absl::StatusOr<std::vector<HintOutcome>> ApplyHints(const Namespace& ns,
+                                                      std::string_view envelope_json);
 
   // The daemon's boot id in the present session.
   uint64_t epoch() const;
