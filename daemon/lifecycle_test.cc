@@ -250,6 +250,15 @@ TEST_F(LifecycleTest, TellsSystemd) {
   EXPECT_EQ(process->Wait(), 0);
 }
 
+TEST_F(LifecycleTest, SighupEndsNothingAndSaysSo) {
+  const auto process = Run({"--nvme.enabled=false"});
+  ASSERT_TRUE(process->AwaitReady()) << LogText();
+  process->Signal(SIGHUP);
+  process->Signal(SIGTERM);  // the kernel gives out the lower number first
+  EXPECT_EQ(process->Wait(), 0);
+  EXPECT_NE(LogText().find("SIGHUP does nothing"), std::string::npos) << LogText();
+}
+
 TEST_F(LifecycleTest, BadConfigurationExitsWith2AndOneLine) {
   const std::string long_dir = folder_.path() + "/" + std::string(100, 'x');
   const std::pair<std::string, std::string> cases[] = {

@@ -146,7 +146,12 @@ int WaitForEnd(const sigset_t& signals, const Daemon& daemon) {
   const absl::Duration interval = std::min(kFailureCheckInterval, watchdog.interval());
   while (daemon.failure().ok()) {
     watchdog.Beat();
-    if (const int signal = TakeSignal(signals, interval); signal != 0) return signal;
+    const int signal = TakeSignal(signals, interval);
+    if (signal != 0 && signal != SIGHUP) return signal;
+    if (signal == SIGHUP) {
+      Log(LogLevel::kWarning,
+          "SIGHUP does nothing: the configuration is read at the start; restart to change it");
+    }
   }
   Notify("STATUS=failed: " + std::string(daemon.failure().message()));
   return TakeSignal(signals, kFailureGrace);
@@ -155,7 +160,10 @@ int WaitForEnd(const sigset_t& signals, const Daemon& daemon) {
 int Serve(const Config& config, int ready_fd) {
   // Before any thread exists: all of them inherit this, and only WaitForStop takes these signals.
   const sigset_t stop_signals = StopSignals();
-  pthread_sigmask(SIG_BLOCK, &stop_signals, nullptr);
+  sigset_t signals = stop_signals;
+  // Sent for a reload, which there is none of: it must not end the daemon.
+  sigaddset(&signals, SIGHUP);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   std::signal(SIGPIPE, SIG_IGN);
   // A file that may not grow is an error of its write, not the end of the daemon.
   std::signal(SIGXFSZ, SIG_IGN);
@@ -179,7 +187,7 @@ int Serve(const Config& config, int ready_fd) {
   if (ready_fd >= 0) {
     if (absl::Status told = NotifyReadyFd(ready_fd); !told.ok()) return Fail(told, kExitFailed);
   }
-  const int stop_signal = WaitForEnd(stop_signals, *daemon);
+  const int stop_signal = WaitForEnd(signals, *daemon);
   Log(LogLevel::kInfo, "stopping", {{"signal", stop_signal}});
   // The next signal has its default effect.
   pthread_sigmask(SIG_UNBLOCK, &stop_signals, nullptr);
