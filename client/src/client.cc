@@ -24,7 +24,9 @@ absl::Status Check(const ClientOptions& options) {
   return absl::OkStatus();
 }
 
-Ticket FromProto(const v1::Ticket& ticket, std::shared_ptr<const TicketBoard> board) {
+}  // namespace
+
+Ticket TicketFrom(const v1::Ticket& ticket, std::shared_ptr<const TicketBoard> board) {
   return {.ticket_id = ticket.ticket_id(),
           .block_count = ticket.block_count(),
           .covered_block_count = ticket.covered_block_count(),
@@ -38,7 +40,15 @@ Ticket FromProto(const v1::Ticket& ticket, std::shared_ptr<const TicketBoard> bo
           .board = std::move(board)};
 }
 
-}  // namespace
+absl::StatusOr<std::vector<uint8_t>> ResidencyFrom(const v1::LookupResponse& response,
+                                                   size_t key_count) {
+  const std::string& residency = response.residency();
+  if (residency.size() != response.hit_count() || residency.size() > key_count) {
+    return Internal("the daemon found %d blocks of %d and sent the places of %d",
+                    response.hit_count(), key_count, residency.size());
+  }
+  return std::vector<uint8_t>(residency.begin(), residency.end());
+}
 
 TicketPoll Ticket::Poll(uint32_t* moved_block_count) const {
   if (board == nullptr || board->lost()) return TicketPoll::kAsk;
@@ -77,12 +87,7 @@ absl::StatusOr<std::vector<uint8_t>> Client::Lookup(const Namespace& ns,
   KVT_ASSIGN_OR_RETURN(
       const v1::LookupResponse response,
       impl_->Call(&Stub::Lookup, &ns, std::move(request), impl_->options().control_timeout_ms));
-  const std::string& residency = response.residency();
-  if (residency.size() != response.hit_count() || residency.size() > keys.size()) {
-    return Internal("the daemon found %d blocks of %d and sent the places of %d",
-                    response.hit_count(), keys.size(), residency.size());
-  }
-  return std::vector<uint8_t>(residency.begin(), residency.end());
+  return ResidencyFrom(response, keys.size());
 }
 
 absl::StatusOr<Ticket> Client::Prefetch(const Namespace& ns, std::span<const Key> keys) {
@@ -91,7 +96,7 @@ absl::StatusOr<Ticket> Client::Prefetch(const Namespace& ns, std::span<const Key
   KVT_ASSIGN_OR_RETURN(
       const v1::PrefetchResponse response,
       impl_->Call(&Stub::Prefetch, &ns, std::move(request), impl_->options().control_timeout_ms));
-  return FromProto(response.ticket(), impl_->Board());
+  return TicketFrom(response.ticket(), impl_->Board());
 }
 
 absl::StatusOr<Ticket> Client::GetTicket(uint64_t ticket_id) {
@@ -100,7 +105,7 @@ absl::StatusOr<Ticket> Client::GetTicket(uint64_t ticket_id) {
   KVT_ASSIGN_OR_RETURN(const v1::GetTicketResponse response,
                        impl_->Call(&Stub::GetTicket, nullptr, std::move(request),
                                    impl_->options().control_timeout_ms));
-  return FromProto(response.ticket(), impl_->Board());
+  return TicketFrom(response.ticket(), impl_->Board());
 }
 
 absl::Status Client::CancelPrefetch(uint64_t ticket_id) {
@@ -154,7 +159,7 @@ absl::StatusOr<Ticket> Client::ResumeContext(const Namespace& ns, std::string_vi
   KVT_ASSIGN_OR_RETURN(const v1::ResumeContextResponse response,
                        impl_->Call(&Stub::ResumeContext, &ns, std::move(request),
                                    impl_->options().control_timeout_ms));
-  return FromProto(response.ticket(), impl_->Board());
+  return TicketFrom(response.ticket(), impl_->Board());
 }
 
 absl::StatusOr<uint32_t> Client::ForkContext(const Namespace& ns, std::string_view parent,

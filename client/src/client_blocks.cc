@@ -71,38 +71,47 @@ absl::Status CheckTier(uint8_t tier) {
 
 }  // namespace
 
-absl::StatusOr<Fill> Client::Reserve(const Namespace& ns, const std::optional<Key>& parent,
-                                     std::span<const Key> keys, uint8_t tier) {
-  KVT_RETURN_IF_ERROR(impl_->CheckMapped());
-  KVT_ASSIGN_OR_RETURN(const auto spec, impl_->SpecOf(ns));
+absl::StatusOr<v1::ReserveRequest> NewReserveRequest(const std::optional<Key>& parent,
+                                                     std::span<const Key> keys, uint8_t tier) {
   KVT_RETURN_IF_ERROR(CheckTier(tier));
   v1::ReserveRequest request;
   if (parent.has_value()) request.set_parent_key(std::string(parent->AsBytes()));
   request.set_keys(PackKeys(keys));
   request.set_tier(static_cast<v1::Tier>(tier));
+  return request;
+}
+
+absl::StatusOr<Fill> Client::Impl::TakeFill(Session& session, const NamespaceSpec& spec,
+                                            std::span<const Key> keys,
+                                            const v1::ReserveResponse& response) {
+  auto mapped = MapBlocks(session, response.results(), keys.size(), spec.ns.block_bytes,
+                          /*writable=*/true);
+  if (!mapped.ok()) {
+    // Slots that cannot be reached must not stay pending. What became of this is not known better
+    // than what became of the reservation; the first error is the one to tell.
+    v1::AbortRequest abort;
+    abort.set_keys(PackKeys(keys));
+    v1::AbortResponse ignored;
+    Unary(session, &Stub::Abort, &spec, abort, ignored, options_.control_timeout_ms).IgnoreError();
+    return mapped.status();
+  }
+  return Fill{.session_generation = session.generation(),
+              .keys = {keys.begin(), keys.end()},
+              .blocks = std::move(mapped->blocks),
+              .mappings = std::move(mapped->mappings)};
+}
+
+absl::StatusOr<Fill> Client::Reserve(const Namespace& ns, const std::optional<Key>& parent,
+                                     std::span<const Key> keys, uint8_t tier) {
+  KVT_RETURN_IF_ERROR(impl_->CheckMapped());
+  KVT_ASSIGN_OR_RETURN(const auto spec, impl_->SpecOf(ns));
+  KVT_ASSIGN_OR_RETURN(v1::ReserveRequest request, NewReserveRequest(parent, keys, tier));
   Fill fill;
-  fill.keys.assign(keys.begin(), keys.end());
   const auto attempt = [&](Session& session) -> absl::Status {
     v1::ReserveResponse response;
     KVT_RETURN_IF_ERROR(impl_->Unary(session, &Stub::Reserve, spec.get(), request, response,
                                      impl_->options().transfer_timeout_ms));
-    auto mapped = impl_->MapBlocks(session, response.results(), keys.size(), spec->ns.block_bytes,
-                                   /*writable=*/true);
-    if (!mapped.ok()) {
-      // Slots that cannot be reached must not stay pending. What became of this is not known better
-      // than what became of the reservation; the first error is the one to tell.
-      v1::AbortRequest abort;
-      abort.set_keys(request.keys());
-      v1::AbortResponse ignored;
-      impl_
-          ->Unary(session, &Stub::Abort, spec.get(), abort, ignored,
-                  impl_->options().control_timeout_ms)
-          .IgnoreError();
-      return mapped.status();
-    }
-    fill.session_generation = session.generation();
-    fill.blocks = std::move(mapped->blocks);
-    fill.mappings = std::move(mapped->mappings);
+    KVT_ASSIGN_OR_RETURN(fill, impl_->TakeFill(session, *spec, keys, response));
     return absl::OkStatus();
   };
   KVT_RETURN_IF_ERROR(impl_->InSession({.repeat = false}, attempt));
@@ -167,6 +176,30 @@ absl::Status Client::Abort(const Namespace& ns, const Fill& fill) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<Lease> Client::Impl::TakeLease(Client* client, Session& session,
+                                              const NamespaceSpec& spec, size_t key_count,
+                                              const v1::AcquireResponse& response) {
+  Lease lease;
+  if (response.lease_id() != 0) {
+    lease.client_ = client;
+    lease.session_generation_ = session.generation();
+    lease.lease_id_ = response.lease_id();
+  }
+  // From here on an error ends the lease, with the object.
+  KVT_ASSIGN_OR_RETURN(const std::vector<uint32_t> crc32cs,
+                       UnpackCrc32cs(response.crc32cs(), key_count));
+  KVT_ASSIGN_OR_RETURN(MappedBlocks mapped,
+                       MapBlocks(session, response.results(), key_count, spec.ns.block_bytes,
+                                 /*writable=*/false));
+  if (response.lease_id() == 0 && !mapped.mappings.empty()) {
+    return Internal("the daemon sent blocks without a lease");
+  }
+  for (size_t i = 0; i < key_count; ++i) mapped.blocks[i].crc32c = crc32cs[i];
+  lease.blocks_ = std::move(mapped.blocks);
+  lease.mappings_ = std::move(mapped.mappings);
+  return lease;
+}
+
 absl::StatusOr<Lease> Client::Acquire(const Namespace& ns, std::span<const Key> keys) {
   KVT_RETURN_IF_ERROR(impl_->CheckMapped());
   KVT_ASSIGN_OR_RETURN(const auto spec, impl_->SpecOf(ns));
@@ -177,23 +210,7 @@ absl::StatusOr<Lease> Client::Acquire(const Namespace& ns, std::span<const Key> 
     v1::AcquireResponse response;
     KVT_RETURN_IF_ERROR(impl_->Unary(session, &Stub::Acquire, spec.get(), request, response,
                                      impl_->options().transfer_timeout_ms));
-    if (response.lease_id() != 0) {
-      lease.client_ = this;
-      lease.session_generation_ = session.generation();
-      lease.lease_id_ = response.lease_id();
-    }
-    // From here on an error ends the lease, with the object.
-    KVT_ASSIGN_OR_RETURN(const std::vector<uint32_t> crc32cs,
-                         UnpackCrc32cs(response.crc32cs(), keys.size()));
-    KVT_ASSIGN_OR_RETURN(MappedBlocks mapped,
-                         impl_->MapBlocks(session, response.results(), keys.size(),
-                                          spec->ns.block_bytes, /*writable=*/false));
-    if (response.lease_id() == 0 && !mapped.mappings.empty()) {
-      return Internal("the daemon sent blocks without a lease");
-    }
-    for (size_t i = 0; i < keys.size(); ++i) mapped.blocks[i].crc32c = crc32cs[i];
-    lease.blocks_ = std::move(mapped.blocks);
-    lease.mappings_ = std::move(mapped.mappings);
+    KVT_ASSIGN_OR_RETURN(lease, impl_->TakeLease(this, session, *spec, keys.size(), response));
     return absl::OkStatus();
   };
   KVT_RETURN_IF_ERROR(impl_->InSession({}, attempt));

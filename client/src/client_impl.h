@@ -109,6 +109,13 @@ class Client::Impl {
   absl::StatusOr<MappedBlocks> MapBlocks(Session& session, const std::string& results,
                                          size_t key_count, uint32_t block_bytes, bool writable);
 
+  // What an answer gives, mapped. After an error nothing is held: the slots or the lease are given
+  // back, which takes a call. Errors: those of MapBlocks; INTERNAL.
+  absl::StatusOr<Fill> TakeFill(Session& session, const NamespaceSpec& spec,
+                                std::span<const Key> keys, const v1::ReserveResponse& response);
+  absl::StatusOr<Lease> TakeLease(Client* client, Session& session, const NamespaceSpec& spec,
+                                  size_t key_count, const v1::AcquireResponse& response);
+
   void ReleaseLease(uint64_t session_generation, uint64_t lease_id);
 
   void AddCopiedBytes(uint64_t bytes) { copied_bytes_.fetch_add(bytes, std::memory_order_relaxed); }
@@ -159,6 +166,16 @@ bool IsSessionLoss(const absl::Status& status);
 absl::Status CheckEpoch(const Session& session, uint64_t epoch);
 
 std::string PackKeys(std::span<const Key> keys);
+
+// Without session and namespace. INVALID_ARGUMENT for another tier than hbm and host.
+absl::StatusOr<v1::ReserveRequest> NewReserveRequest(const std::optional<Key>& parent,
+                                                     std::span<const Key> keys, uint8_t tier);
+
+Ticket TicketFrom(const v1::Ticket& ticket, std::shared_ptr<const TicketBoard> board);
+
+// INTERNAL if the answer contradicts itself.
+absl::StatusOr<std::vector<uint8_t>> ResidencyFrom(const v1::LookupResponse& response,
+                                                   size_t key_count);
 
 // One BlockStatus per key. INTERNAL if `statuses` is anything else.
 absl::StatusOr<std::vector<BlockStatus>> UnpackStatuses(const std::string& statuses,

@@ -12,9 +12,11 @@
 #include <cstdint>
 #include <functional>
 #include <iostream>
+#include <map>
 #include <thread>
 
 #include "client/src/admin_client.h"
+#include "kvtier/completion_queue.h"
 #include "proto/base/reasons.h"
 #include "tests/integration/daemon_process.h"
 
@@ -281,6 +283,60 @@ TEST_F(StoppedDaemonTest, ALeaseWhoseReleaseWasLostIsGivenBackWithoutAnotherCall
     lease->Release();
   }
   EXPECT_TRUE(Eventually(milliseconds(5000), [&] { return Held() == 0; })) << TiersText();
+}
+
+// Calls of a completion queue that are in flight when the daemon is killed, and while it is frozen.
+TEST_F(DaemonOutageTest, EveryCallInFlightComesOutOnce) {
+  const auto client = *daemon_->Connect();
+  const auto ns = *client->RegisterLayout(SmallLayout());
+  const auto keys = MakeChain(ns, 1, 4);
+  ASSERT_EQ(*PutChain(client.get(), ns, keys), 4U);
+  const auto queue = *client::CompletionQueue::Create(client.get(), {});
+  for (int round = 0; round < 4; ++round) {
+    const bool is_killed = round % 2 == 0;
+    // Answers that nobody reads now: the calls are in flight when the signal comes.
+    ASSERT_EQ(kill(daemon_->pid(), SIGSTOP), 0);
+    std::map<uint64_t, absl::Status> ended;
+    const uint32_t timeout_ms = is_killed ? 30'000 : 300;
+    for (uint64_t tag = 0; tag < 32; tag += 4) {
+      ASSERT_TRUE(queue->Lookup({tag, timeout_ms}, ns, keys).ok());
+      ASSERT_TRUE(queue->Acquire({tag + 1, timeout_ms}, ns, keys).ok());
+      ASSERT_TRUE(queue->Prefetch({tag + 2, timeout_ms}, ns, keys).ok());
+      ASSERT_TRUE(queue
+                      ->Reserve({tag + 3, timeout_ms}, ns, std::nullopt,
+                                MakeChain(ns, 1000 + static_cast<uint32_t>(tag), 1))
+                      .ok());
+    }
+    EXPECT_FALSE(queue->Poll().has_value());
+    if (is_killed) {
+      daemon_->Kill9();
+      ASSERT_TRUE(daemon_->Start().ok());
+    }
+    const auto begin = Clock::now();
+    while (ended.size() < 32) {
+      auto completion = queue->Wait(begin + milliseconds(60'000));
+      ASSERT_TRUE(completion.has_value()) << ended.size();
+      EXPECT_TRUE(ended.emplace(completion->tag, completion->status).second);
+      if (const auto* fill = std::get_if<client::Fill>(&completion->result)) {
+        EXPECT_TRUE(client->Abort(ns, *fill).ok());
+      }
+    }
+    EXPECT_FALSE(queue->Poll().has_value());
+    EXPECT_EQ(queue->in_flight_count(), 0U);
+    if (!is_killed) {
+      ASSERT_EQ(kill(daemon_->pid(), SIGCONT), 0);
+    }
+    for (const auto& [tag, status] : ended) {
+      if (!is_killed) {
+        EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << tag << status;
+      } else if (tag % 4 == 3) {
+        EXPECT_TRUE(status.ok() || ReasonOf(status) == reason::kSessionUnknown) << tag << status;
+      } else {
+        EXPECT_TRUE(status.ok()) << tag << status;
+      }
+    }
+    EXPECT_TRUE(Eventually(milliseconds(5000), [&] { return Held() == 0; })) << TiersText();
+  }
 }
 
 }  // namespace

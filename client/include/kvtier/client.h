@@ -102,6 +102,7 @@ struct Fill {
 };
 
 class Client;
+class CompletionQueue;
 class ReadTarget;
 
 // Blocks leased for reading. Move-only; ends the lease when destroyed. Must not outlive its Client.
@@ -290,6 +291,7 @@ class Client {
   ClientStats stats() const;
 
  private:
+  friend class CompletionQueue;
   friend class Lease;
   friend class Watch;  // watch.h
   class Impl;

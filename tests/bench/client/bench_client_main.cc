@@ -23,7 +23,7 @@ constexpr char kUsage[] =
     "                    [--json] [--check FILE] [--tolerance SHARE]\n"
     "  --kvtierd FILE  the daemon to measure (the one that was built with this program)\n"
     "  --quick         few calls, one round: does it run at all; the figures mean nothing\n"
-    "  --only PART     calls, put, streams or sessions\n"
+    "  --only PART     calls, put, streams, queue or sessions\n"
     "  --json          for programs; FILE of --check is such output\n"
     "  --check FILE    exit 1 if a ratio is worse than FILE's by more than the tolerance (0.2)\n"
     "Without --check it exits 1 if a row misses what it must reach.\n";
@@ -92,6 +92,7 @@ std::vector<Row> RunAll(const Flags& flags) {
   run("calls", MeasureCalls);
   run("put", MeasurePut);
   run("streams", MeasureStreams);
+  run("queue", MeasureQueue);
   run("sessions", MeasureSessions);
   return rows;
 }

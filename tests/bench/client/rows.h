@@ -34,6 +34,8 @@ void MeasureCalls(const Settings& settings, std::vector<Row>* rows);
 void MeasurePut(const Settings& settings, std::vector<Row>* rows);
 // Write and Read over a stream of the same messages to a server that does nothing.
 void MeasureStreams(const Settings& settings, std::vector<Row>* rows);
+// Polling a completion queue, and what a call through it costs.
+void MeasureQueue(const Settings& settings, std::vector<Row>* rows);
 // Lookup with many sessions at work over Lookup alone.
 void MeasureSessions(const Settings& settings, std::vector<Row>* rows);
 
