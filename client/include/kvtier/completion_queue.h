@@ -45,10 +45,11 @@ struct Completion {
 //
 // Every call that was submitted comes out of Poll or Wait once, by its deadline at the latest; in
 // which order is not said. What a call brings after its deadline, or after Cancel, is given back to
-// the daemon. Arguments are copied before a submitting call returns. Errors of submitting:
-// INVALID_ARGUMENT (the tag is in use, a namespace of another client), RESOURCE_EXHAUSTED
-// (in_flight_max), FAILED_PRECONDITION (a forked child; NOT_MAPPED over TCP). Then nothing was
-// submitted.
+// the daemon; but where the answer crosses the end of the call on the wire, as also happens to
+// calls of Client, the daemon holds that lease or fill until the session ends. Arguments are copied
+// before a submitting call returns. Errors of submitting: INVALID_ARGUMENT (the tag is in use, a
+// namespace of another client), RESOURCE_EXHAUSTED (in_flight_max), FAILED_PRECONDITION (a forked
+// child; NOT_MAPPED over TCP). Then nothing was submitted.
 //
 // A daemon that goes away fails no call but Reserve and Commit, which answer ABORTED
 // (SESSION_UNKNOWN); the others are repeated in a new session, within their deadline. Calls that
