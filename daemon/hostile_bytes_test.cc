@@ -130,6 +130,11 @@ class HostileRequestsTest : public HostileBytesTest {
   }
 
   void SetField(Message* message, const FieldDescriptor* field) {
+#ifdef __SANITIZE_THREAD__
+    // The map of Debian's libprotobuf and one that is compiled for ThreadSanitizer are not the
+    // same: what one makes crashes the other, in one thread.
+    if (field->message_type() == google::protobuf::Struct::descriptor()) return;
+#endif
     const auto* const access = message->GetReflection();
     switch (field->cpp_type()) {
       case FieldDescriptor::CPPTYPE_MESSAGE:

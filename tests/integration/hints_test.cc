@@ -16,6 +16,10 @@ using ::testing::HasSubstr;
 class HintsTest : public ServiceFixture {
  protected:
   void SetUp() override {
+#ifdef __SANITIZE_THREAD__
+    GTEST_SKIP() << "the map of Debian's libprotobuf and one compiled for ThreadSanitizer are not "
+                    "the same: the first entry crashes, in one thread";
+#endif
     ServiceFixture::SetUp();
     auto client = client::Client::Connect({.run_dir = config_.server.run_dir});
     ASSERT_TRUE(client.ok()) << client.status();
