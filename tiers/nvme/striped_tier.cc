@@ -178,14 +178,6 @@ NvmeTier& StripedTier::TierOf(ReplicaId replica) const {
   return *tier;
 }
 
-std::vector<NvmeTier*> StripedTier::InUse() const {
-  std::vector<NvmeTier*> tiers;
-  for (const auto& drive : drives_) {
-    if (NvmeTier* const tier = drive->in_use; tier != nullptr) tiers.push_back(tier);
-  }
-  return tiers;
-}
-
 // Drives that take blocks: the first one drawn by free room, then the others, most room first.
 std::vector<StripedTier::Choice> StripedTier::DrawOrder() {
   std::vector<Choice> choices;
@@ -227,20 +219,20 @@ void StripedTier::Free(ReplicaId replica) { TierOf(replica).Free(InMember(replic
 
 uint64_t StripedTier::FootprintBytes(uint32_t payload_bytes) const {
   uint64_t most_bytes = payload_bytes;
-  for (const NvmeTier* const tier : InUse()) {
-    most_bytes = std::max(most_bytes, tier->FootprintBytes(payload_bytes));
-  }
+  ForEachInUse([&](const NvmeTier& tier) {
+    most_bytes = std::max(most_bytes, tier.FootprintBytes(payload_bytes));
+  });
   return most_bytes;
 }
 
 TierUsage StripedTier::Usage() const {
   TierUsage total;
-  for (const NvmeTier* const tier : InUse()) {
-    const TierUsage usage = tier->Usage();
+  ForEachInUse([&](const NvmeTier& tier) {
+    const TierUsage usage = tier.Usage();
     total.capacity_bytes += usage.capacity_bytes;
     total.used_bytes += usage.used_bytes;
     total.physical_bytes += usage.physical_bytes;
-  }
+  });
   return total;
 }
 
@@ -317,8 +309,8 @@ TierHealth StripedTier::Health() const {
 NvmeStats StripedTier::Stats() const {
   NvmeStats total;
   total.is_direct = true;
-  for (const NvmeTier* const tier : InUse()) {
-    const NvmeStats stats = tier->Stats();
+  ForEachInUse([&](const NvmeTier& tier) {
+    const NvmeStats stats = tier.Stats();
     if (Slowness(stats.io_engine) > Slowness(total.io_engine)) total.io_engine = stats.io_engine;
     total.registered_bytes += stats.registered_bytes;
     total.is_direct = total.is_direct && stats.is_direct;
@@ -337,7 +329,7 @@ NvmeStats StripedTier::Stats() const {
     total.scrubbed_count += stats.scrubbed_count;
     total.scrub_lost_count += stats.scrub_lost_count;
     total.scrub_round_count += stats.scrub_round_count;
-  }
+  });
   return total;
 }
 
@@ -359,7 +351,7 @@ std::vector<StripedTier::Member> StripedTier::Members() const {
 
 void StripedTier::Close() {
   EndRejoining();
-  for (NvmeTier* const tier : InUse()) tier->Close();
+  ForEachInUse([](NvmeTier& tier) { tier.Close(); });
 }
 
 }  // namespace kvtier

@@ -111,7 +111,13 @@ class StripedTier final : public Tier, private SegmentObserver {
   void OnUnmapping(std::span<std::byte> segment) override;
 
   NvmeTier& TierOf(ReplicaId replica) const;
-  std::vector<NvmeTier*> InUse() const;
+  // Without a copy: the core asks for usage and footprints all the time.
+  template <typename Visit>
+  void ForEachInUse(Visit&& visit) const {
+    for (const auto& drive : drives_) {
+      if (NvmeTier* const tier = drive->in_use; tier != nullptr) visit(*tier);
+    }
+  }
   std::vector<Choice> DrawOrder();
   absl::Status FailureOf(const Drive& drive) const ABSL_LOCKS_EXCLUDED(mutex_);
   // Says it if it is news.
